@@ -1,0 +1,62 @@
+"""Every error a user can cause, and the exit code each ends with.
+
+    PostgradError                     what, where, why, and a hint
+    ├── RunError          exit 1      a fault inside a run (non-finite loss, a reward that must stop the run, disk full)
+    ├── RecipeError       exit 2      usage: recipe key, command-line argument, tool or reward file
+    ├── DataError         exit 3      a data file or its rows
+    ├── CheckFailed       exit 4      a check found something critical
+    ├── ModelError        exit 5      a model that cannot be read
+    │   └── CheckpointError           a checkpoint that cannot be read or does not verify
+    └── Interrupted       exit 130/143 stopped by SIGINT or SIGTERM after a clean save
+
+Anything else that escapes is a bug in postgrad and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class PostgradError(Exception):
+    """`what` happened, `where` (file:line, row, recipe key), and one `hint` that says what to do."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}" if self.where else self.what
+
+
+class RunError(PostgradError):
+    exit_code = 1
+
+
+class RecipeError(PostgradError):
+    exit_code = 2
+
+
+class DataError(PostgradError):
+    exit_code = 3
+
+
+class CheckFailed(PostgradError):
+    exit_code = 4
+
+
+class ModelError(PostgradError):
+    exit_code = 5
+
+
+class CheckpointError(ModelError):
+    pass
+
+
+class Interrupted(PostgradError):
+    """Raised after the run was saved; `exit_code` is 128 + the signal number."""
+
+    def __init__(self, what: str, *, signal: int, hint: str | None = None) -> None:
+        super().__init__(what, hint=hint)
+        self.exit_code = 128 + signal

@@ -1,0 +1,74 @@
+"""The cache folder, and how something is built in it: complete or not at all, once, even when two processes want it at the same time.
+
+`$POSTGRAD_CACHE`, else the platform's cache folder (`~/.cache/postgrad`, `~/Library/Caches/postgrad`, `%LOCALAPPDATA%/postgrad`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from postgrad.errors import ModelError
+
+
+def cache_folder() -> Path:
+    """Where converted models live. The folder may not exist yet."""
+    if chosen := os.environ.get("POSTGRAD_CACHE"):
+        return Path(chosen).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "postgrad"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "postgrad"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "postgrad"
+
+
+def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
+    """Return `folder`, made by `build(temporary folder)` if it is missing.
+
+    The temporary folder is renamed when `build` returns, so a folder of this name is always complete. A lock keeps a second
+    process from doing the same work; where locks do not exist the first rename wins.
+    """
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(folder.with_name(folder.name + ".lock")):
+            if not folder.is_dir():
+                _build(folder, build)
+    except OSError as error:
+        where = f"cannot write the model cache {folder.parent}: {error}"
+        raise ModelError(where, hint="free some space there, or set POSTGRAD_CACHE to a folder that can be written") from error
+    return folder
+
+
+def _build(folder: Path, build: Callable[[Path], None]) -> None:
+    for stale in folder.parent.glob(f".{folder.name}.tmp-*"):  # left by a process that was killed; the lock is ours
+        shutil.rmtree(stale, ignore_errors=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.tmp-", dir=folder.parent))
+    try:
+        build(temporary)
+        temporary.chmod(0o755)
+        temporary.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # not merely a lost race
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """An exclusive lock between processes. It is released by the operating system when the holder dies."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: the rename still decides
+        yield
+        return
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

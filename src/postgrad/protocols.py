@@ -1,0 +1,154 @@
+"""What the rest of the code knows of models: a `Sampler` that writes tokens and an `Engine` that learns from them.
+
+Both take and give token ids. Neither knows of messages, tools, rewards or recipes.
+Implementations: `models.sampler.LocalSampler`, `models.engine.LocalEngine`, `testing.ScriptedPolicy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from postgrad.types import TrainRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to pick the next token. Filters apply to the temperature-scaled distribution, in the order top-k, top-p, min-p.
+
+    temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 switch the filters off.
+    stop_ids: every id that ends a turn (all of the model's end ids). The sampled end id is kept, with its log-prob.
+    stop_strings: sampling stops after the token that completes one of them.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop_ids: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SampleKey:
+    """Names one rollout. With the turn it keys the sampling noise, so a sample does not depend on its batch.
+
+    `step` is the optimizer step (or the evaluation's own number), `prompt` the index of the prompt in the run's order.
+    """
+
+    seed: int
+    step: int
+    prompt: int
+    sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """Continue `context` (the whole rollout so far: prompt, sampled tokens, tool results) by at most `max_tokens` tokens.
+
+    The sampler finds what it has already cached by comparing ids: a cache can be missed, never wrong.
+    """
+
+    key: SampleKey
+    turn: int
+    context: tuple[int, ...]
+    max_tokens: int
+
+
+class Finish(StrEnum):
+    """Why one turn of sampling ended."""
+
+    STOP_ID = "stop_id"
+    STOP_STRING = "stop_string"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled turn: the new ids, their log-probs under softmax(logits / temperature) without filters, and why it ended.
+
+    A greedy turn (temperature 0) reports log-probs at temperature 1.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: Finish
+
+
+class Sampler(Protocol):
+    """Writes tokens. `generate` answers in request order; `forget` drops every cache (new weights, or the rollouts ended)."""
+
+    def generate(self, requests: Sequence[TurnRequest], params: SamplingParams) -> list[Completion]: ...
+
+    def forget(self) -> None: ...
+
+
+class Rows(Protocol):
+    """One micro-batch as a loss function sees it: R rows, each with up to L trained tokens, padded on the right.
+
+    mask [R, L] True where a trained token stands; per_token[name] [R, L] (0 outside the mask); per_row[name] [R].
+    """
+
+    @property
+    def mask(self) -> Tensor: ...
+    @property
+    def per_token(self) -> Mapping[str, Tensor]: ...
+    @property
+    def per_row(self) -> Mapping[str, Tensor]: ...
+
+
+LossFunction = Callable[["Tensor", Rows], "tuple[Tensor, dict[str, Tensor]]"]
+"""(current log-probs [R, L], rows) -> (scalar loss, sums to add up over micro-batches).
+
+Denominators inside the loss are global (the whole batch's), so losses and gradients of micro-batches add up exactly.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardResult:
+    """loss: the batch's loss (sum over micro-batches). sums: the loss function's own sums plus `entropy` [nats, summed over
+    trained tokens] and `tokens`. logprobs: per input row, the current log-prob of each *trained* token, in order, detached."""
+
+    loss: float
+    sums: dict[str, float]
+    logprobs: list[list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerResult:
+    """grad_norm before clipping (2-norm over all trained weights), and the learning rate that was used."""
+
+    grad_norm: float
+    learning_rate: float
+
+
+class Engine(Protocol):
+    """Learns from rows. Gradients accumulate over `forward_backward` calls until `optimizer_step`."""
+
+    def forward_backward(self, rows: Sequence[TrainRow], loss: LossFunction, *, temperature: float = 1.0) -> BackwardResult: ...
+
+    def logprobs(
+        self, rows: Sequence[TrainRow], *, model: Literal["policy", "reference"] = "policy", temperature: float = 1.0
+    ) -> list[list[float]]:
+        """Per row, the log-prob (nats, at the temperature) of each trained token, in order. No gradient, dropout off."""
+        ...
+
+    def optimizer_step(self, learning_rate: float) -> OptimizerResult:
+        """Clip, step, clear gradients. Raises `RunError`, leaving weights untouched, when a gradient is not finite."""
+        ...
+
+    def global_sum(self, value: float) -> float:
+        """Sum over ranks (the value itself on one process)."""
+        ...
+
+    def save_state(self, folder: Path) -> None:
+        """Trained weights and optimizer state as safetensors + JSON; exact."""
+        ...
+
+    def load_state(self, folder: Path) -> None: ...

@@ -1,0 +1,267 @@
+"""Recipes: what a YAML file may say, per method. A key exists only where it acts; an unknown key is an error.
+
+Reading the file (lines, overrides, error messages) is `recipe_file`; this module only says what is allowed and what it means.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+PositiveInt = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+PresetName = Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"]
+
+
+def _refuse(key: str, message: str) -> PydanticCustomError:
+    """An error about a combination of keys, reported at `key`."""
+    return PydanticCustomError("combination", "{message}", {"key": key, "message": message})
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
+
+
+class Adapter(Section):
+    kind: Literal["lora"]
+    rank: PositiveInt = 16
+    alpha: Positive | None = None
+    """Scale of the adapter is alpha / rank; left out = 2 × rank."""
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    targets: Literal["all-linear"] | list[str] = "all-linear"
+
+
+class Optimizer(Section):
+    """AdamW."""
+
+    learning_rate: Positive = 1e-5
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What the learning rate does after the warm-up; linear and cosine end at 0 after the last step."""
+    weight_decay: NonNegative = 0.0
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    max_grad_norm: Positive = 1.0
+
+
+class Checkpoint(Section):
+    every: PositiveInt = 50
+    """Save after every this many steps; the last step and an interruption always save."""
+    keep: PositiveInt = 2
+    """Newest checkpoints kept; the last one that verifies is never removed."""
+
+
+class Data(Section):
+    train: str
+    """A .jsonl, .json or .parquet file (relative to the recipe), or a hub id."""
+    eval: str | None = None
+    columns: dict[str, Any] = {}
+    """Maps the file's columns to a format postgrad knows; see `postgrad.data`."""
+    max_bad: Annotated[int, Field(ge=0)] = 0
+    """Rejected rows (bad JSON, bad shape) that are tolerated; each is reported with file:line."""
+    shuffle: bool = True
+
+
+class SFTData(Data):
+    max_length: PositiveInt = 1024
+    """Longest row, in tokens."""
+    overlong: Literal["drop", "cut", "error"] = "drop"
+    """What happens to a longer row. A cut answer is never given an end token."""
+    train_on: Literal["assistant", "last", "all"] = "assistant"
+    """Which tokens are trained: every assistant turn, the last one, or every token."""
+
+
+class PromptData(Data):
+    max_length: PositiveInt = 1024
+    """Longest prompt, in tokens."""
+    overlong: Literal["drop", "error"] = "drop"
+    """What happens to a longer prompt; a prompt is never cut."""
+
+
+class SFTBatch(Section):
+    rows: PositiveInt = 8
+    """Rows of one optimizer step."""
+    tokens_per_micro_batch: PositiveInt = 4096
+
+
+class GRPOBatch(Section):
+    prompts: PositiveInt = 8
+    """Prompts of one rollout batch; it holds prompts × rollout.group_size rollouts."""
+    minibatches: PositiveInt = 1
+    """Optimizer steps that one pass over a rollout batch is split into (whole groups)."""
+    epochs: PositiveInt = 1
+    """Passes over one rollout batch. More than one update per batch makes later ones off-policy: the ratio and its clip act."""
+    tokens_per_micro_batch: PositiveInt = 4096
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> GRPOBatch:
+        if self.prompts % self.minibatches:
+            valid = [n for n in range(1, self.prompts + 1) if self.prompts % n == 0]
+            raise _refuse("minibatches", f"must divide prompts = {self.prompts}: one of {valid}")
+        return self
+
+
+class Rollout(Section):
+    group_size: Annotated[int, Field(ge=1)] = 8
+    temperature: Positive = 1.0
+    top_p: Fraction = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    min_p: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    stop_strings: list[str] = []
+    max_tokens: PositiveInt = 256
+    """Tokens the model may write in one turn."""
+    max_total_tokens: PositiveInt | None = None
+    """Token budget of the whole rollout after its prompt, tool results included; left out = no limit but the turns'."""
+    max_turns: PositiveInt = 8
+    max_invalid_turns: PositiveInt = 3
+    """Consecutive turns with only malformed or unknown calls after which the rollout ends."""
+    tool_deadline_s: Positive = 5.0
+    max_output_chars: PositiveInt = 4000
+    history: Literal["append", "fork"] = "append"
+    """What happens when the chat template rewrites earlier turns: keep appending, or fork into a second training row."""
+    refill: Annotated[int, Field(ge=0)] = 0
+    """How many more times a batch whose groups were filtered away may draw new prompts to become full (dynamic sampling)."""
+
+
+class Reward(Section):
+    use: str
+    """`file.py:function` (relative to the recipe) or the name of a shipped reward."""
+    weight: Finite = 1.0
+    role: Literal["outcome", "shaping"] | None = None
+    """Left out = what the reward itself declares."""
+    name: str | None = None
+    args: dict[str, Any] = {}
+    """Keyword arguments of a shipped reward."""
+    deadline_s: Positive | None = None
+    on_error: Literal["abstain", "stop"] = "abstain"
+
+
+class GRPOLoss(Section):
+    preset: PresetName = "grpo"
+    clip_low: NonNegative | None = None
+    """ε_low; left out = the preset's."""
+    clip_high: NonNegative | None = None
+    """ε_high; left out = the preset's."""
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
+    """Upper bound on the ratio under a negative advantage (left out = unbounded, as in the paper)."""
+    kl_coef: NonNegative = 0.0
+    kl_in: Literal["loss"] = "loss"
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    filter: Literal["none", "zero_std", "outcome"] = "none"
+    """Which whole groups are left out of the batch: those with equal totals, or with equal outcome rewards."""
+    scale: Literal["group", "batch", "none", "leave_one_out"] | None = None
+    """How advantages are scaled; left out = the preset's."""
+    normalize: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    constant_length: PositiveInt | None = None
+    """Length that `dr_grpo` divides by; left out = rollout.max_total_tokens or max_tokens × max_turns."""
+    mask_truncated: bool = False
+    """Leave rollouts that a limit ended out of the loss and its denominator (they still count in their group's mean)."""
+    old_logprobs: Literal["sampler", "policy"] | None = None
+    """Where π_old of the ratio comes from: the sampler's own log-probs, or the policy's before the first update. Left out = the preset's."""
+
+    @model_validator(mode="after")
+    def _ranges(self) -> GRPOLoss:
+        if self.clip_low is not None and self.clip_low >= 1.0:
+            raise _refuse("clip_low", "must be below 1: the ratio is clipped to [1 - clip_low, 1 + clip_high]")
+        return self
+
+
+class Evaluation(Section):
+    every: PositiveInt | None = None
+    """Evaluate after every this many steps; left out = only before the first and after the last step."""
+    rows: PositiveInt | None = None
+    """First rows of the evaluation file that are used; left out = all."""
+    temperature: NonNegative = 0.0
+    """0 is greedy."""
+    samples: PositiveInt = 1
+    """Rollouts per prompt."""
+
+
+class SFTEvaluation(Section):
+    every: PositiveInt | None = None
+    rows: PositiveInt | None = None
+
+
+class LocalSampler(Section):
+    engine: Literal["local"] = "local"
+    max_batch: PositiveInt = 256
+    """Most rollouts decoded together."""
+
+
+class Base(Section):
+    model: str
+    """Built-in name, folder, run directory, hub id, .gguf file, or `stage:NAME` in a pipeline."""
+    run_dir: str
+    """Relative to the working directory."""
+    seed: int = 0
+    max_steps: PositiveInt | None = None
+    epochs: Positive | None = None
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the computation; the trained weights are always float32."""
+    adapter: Adapter | None = None
+    optimizer: Optimizer = Optimizer()
+    checkpoint: Checkpoint = Checkpoint()
+    notes: str = ""
+    """Free text for the model card."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Base:
+        if (self.max_steps is None) == (self.epochs is None):
+            raise _refuse("max_steps", "set exactly one of max_steps and epochs")
+        return self
+
+
+class SFTRecipe(Base):
+    method: Literal["sft"]
+    data: SFTData
+    batch: SFTBatch = SFTBatch()
+    evaluation: SFTEvaluation = SFTEvaluation()
+    tools: list[str] = []
+    """Tools named in the system prompt of conversations that bring no `tools` column of their own."""
+
+
+class GRPORecipe(Base):
+    method: Literal["grpo"]
+    data: PromptData
+    batch: GRPOBatch = GRPOBatch()
+    rollout: Rollout = Rollout()
+    tools: list[str] = []
+    """`file.py:function`, relative to the recipe. With tools this is Agent GRPO."""
+    system: str | None = None
+    """A system message put before every prompt that has none."""
+    rewards: Annotated[list[Reward], Field(min_length=1)]
+    loss: GRPOLoss = GRPOLoss()
+    evaluation: Evaluation = Evaluation()
+    sampler: LocalSampler = LocalSampler()
+
+    @model_validator(mode="after")
+    def _possible(self) -> GRPORecipe:
+        if self.rollout.group_size == 1:
+            raise _refuse("rollout.group_size", "1 gives advantage 0 for every rollout, so nothing would be learned; use at least 2")
+        filtered = self.rollout.top_p < 1.0 or self.rollout.top_k or self.rollout.min_p
+        if filtered and self.loss.old_logprobs != "policy":
+            raise _refuse(
+                "loss.old_logprobs",
+                "top_p, top_k and min_p sample from another distribution than the one whose log-probs are trained, which biases the ratio "
+                "against the sampler (trl#6789); leave them out or set old_logprobs: policy",
+            )
+        if self.rollout.refill and self.loss.filter == "none":
+            raise _refuse("rollout.refill", "refills a batch whose groups were filtered away, but loss.filter is none")
+        return self
+
+
+Recipe = Annotated[SFTRecipe | GRPORecipe, Field(discriminator="method")]
+METHODS: dict[str, type[Base]] = {"sft": SFTRecipe, "grpo": GRPORecipe}
+
+
+class Pipeline(Section):
+    """`stages:` name → recipe, run in order; a stage's `model:` may be `stage:NAME` of an earlier one."""
+
+    run_dir: str
+    seed: int = 0
+    stages: Annotated[dict[str, SFTRecipe | GRPORecipe], Field(min_length=1)]

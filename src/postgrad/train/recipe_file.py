@@ -1,0 +1,253 @@
+"""Reads a recipe: YAML with its lines, `a.b=c` overrides, validation, and errors that name key, file:line and the nearest valid key.
+
+1. `read_yaml` parses with PyYAML's safe loader into plain values plus the line of every key. Tags, duplicate keys and non-mapping
+   files are refused; `1e-5` is a float (YAML 1.1 calls it a string).
+2. `apply_overrides` sets `a.b=c` from the command line.
+3. `load_recipe` validates with pydantic and translates what it says.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from postgrad.errors import RecipeError
+from postgrad.train.recipe import METHODS, Base, Pipeline
+
+Path_ = tuple[str, ...]
+PIPELINE_KEYS = frozenset({"run_dir", "seed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A parsed YAML file: its values and the line of every key path."""
+
+    path: Path
+    values: dict[str, Any]
+    lines: Mapping[Path_, int]
+    text: str
+
+    def where(self, key: Path_) -> str:
+        """`file:line` of the key, or of its nearest ancestor that stands in the file."""
+        for length in range(len(key), 0, -1):
+            if key[:length] in self.lines:
+                return f"{self.path}:{self.lines[key[:length]]}"
+        return str(self.path)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader whose floats include `1e-5`."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    letter: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(  # type: ignore[no-untyped-call]
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*\.[\d_]*(e[-+]?\d+)?|\.\d[\d_]*(e[-+]?\d+)?|\d[\d_]*e[-+]?\d+|\.inf|\.nan)$", re.IGNORECASE),
+    list("-+.0123456789"),
+)
+
+
+def read_yaml(path: Path) -> Source:
+    """Parse `path`. Raises `RecipeError` with file:line for everything that is not a plain YAML mapping."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"the recipe cannot be read: {error}", where=str(path), hint="pass the path of a YAML file") from error
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        lines: dict[Path_, int] = {}
+        if root is None or not isinstance(root, yaml.MappingNode):
+            raise RecipeError("a recipe is a YAML mapping of keys to values", where=str(path), hint="start from `postgrad init sft DIR`")
+        _walk(root, (), path, lines)
+        values: dict[str, Any] = loader.construct_document(root)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        problem = getattr(error, "problem", None) or str(error)
+        raise RecipeError(f"not valid YAML: {problem}", where=where, hint="indent with spaces and close every quote") from error
+    return Source(path=path, values=values, lines=lines, text=text)
+
+
+def _walk(node: yaml.Node, key: Path_, path: Path, lines: dict[Path_, int]) -> None:
+    if not node.tag.startswith("tag:yaml.org,2002:") or "python" in node.tag:
+        raise RecipeError(f"YAML tag {node.tag!r} is not allowed", where=f"{path}:{node.start_mark.line + 1}", hint="write the value itself")
+    if isinstance(node, yaml.MappingNode):
+        for name_node, value in node.value:
+            child = (*key, str(name_node.value))
+            line = name_node.start_mark.line + 1
+            if child in lines:
+                raise RecipeError(f"key {'.'.join(child)!r} stands twice (first at line {lines[child]})", where=f"{path}:{line}", hint="keep one")
+            lines[child] = line
+            _walk(value, child, path, lines)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            lines[*key, str(index)] = value.start_mark.line + 1
+            _walk(value, (*key, str(index)), path, lines)
+
+
+def apply_overrides(source: Source, overrides: Sequence[str]) -> Source:
+    """Set each `a.b=value` (the value is YAML). Unknown keys are found later, by validation."""
+    values = _copy(source.values)
+    for override in overrides:
+        dotted, equals, text = override.partition("=")
+        if not equals or not dotted:
+            raise RecipeError(f"override {override!r} is not of the form key.path=value", where="command line", hint="e.g. optimizer.learning_rate=1e-5")
+        target: Any = values
+        *parents, last = dotted.split(".")
+        for name in parents:
+            target = target[int(name)] if isinstance(target, list) else target.setdefault(name, {})
+            if not isinstance(target, dict | list):
+                raise RecipeError(f"override {override!r}: {name!r} is a value, not a section", where="command line")
+        value = yaml.load(text, Loader=_Loader)
+        if isinstance(target, list):
+            target[int(last)] = value
+        else:
+            target[last] = value
+    return Source(path=source.path, values=values, lines=source.lines, text=source.text)
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRecipe:
+    """A validated recipe, the folder its relative paths start from, and the file it came from."""
+
+    recipe: Base | Pipeline
+    base: Path
+    source: Source
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
+    """Read, override and validate. Everything wrong with the recipe is a `RecipeError` before any model loads."""
+    source = apply_overrides(read_yaml(path), overrides)
+    recipe = _pipeline(source) if "stages" in source.values else _validate(source, source.values, ())
+    return LoadedRecipe(recipe=recipe, base=path.parent, source=source)
+
+
+def parse_recipe(values: dict[str, Any]) -> Base | Pipeline:
+    """Validate a recipe that was already resolved (a run directory's resolved.json)."""
+    source = Source(path=Path("resolved.json"), values=values, lines={}, text="")
+    return _pipeline(source) if "stages" in values else _validate(source, values, ())
+
+
+def _pipeline(source: Source) -> Pipeline:
+    stages = source.values["stages"]
+    if not isinstance(stages, dict) or not stages:
+        raise RecipeError("stages: is a mapping of stage names to recipes", where=source.where(("stages",)))
+    unknown = [key for key in source.values if key not in PIPELINE_KEYS | {"stages"}]
+    if unknown:
+        raise _unknown(source, (unknown[0],), sorted(PIPELINE_KEYS | {"stages"}))
+    if not isinstance(source.values.get("run_dir"), str):
+        raise RecipeError("run_dir is missing: the folder that the stages are written to", where=str(source.path), hint="run_dir: runs/NAME")
+    run_dir, seed = source.values["run_dir"], source.values.get("seed", 0)
+    recipes: dict[str, Any] = {}
+    for name, values in stages.items():
+        key = ("stages", str(name))
+        if not isinstance(values, dict):
+            raise RecipeError(f"stage {name!r} is not a recipe", where=source.where(key))
+        inherited = {"run_dir": f"{run_dir}/{name}", "seed": seed} | values
+        recipes[str(name)] = _validate(source, inherited, key)
+        _check_stage_reference(source, key, recipes)
+    return Pipeline(run_dir=run_dir, seed=seed, stages=recipes)
+
+
+def _check_stage_reference(source: Source, key: Path_, recipes: Mapping[str, Base]) -> None:
+    model = recipes[key[-1]].model
+    if model.startswith("stage:") and model.removeprefix("stage:") not in list(recipes)[:-1]:
+        earlier = ", ".join(list(recipes)[:-1]) or "none"
+        raise RecipeError(f"model: {model} names no earlier stage (earlier stages: {earlier})", where=source.where((*key, "model")))
+
+
+def _validate(source: Source, values: dict[str, Any], prefix: Path_) -> Base:
+    method = values.get("method")
+    if method not in METHODS:
+        near = difflib.get_close_matches(str(method), METHODS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(METHODS)}"
+        raise RecipeError(f"method: {method!r} is not a method", where=source.where((*prefix, "method")), hint=hint)
+    model = METHODS[method]
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise _translate(source, model, prefix, error) from error
+
+
+def _translate(source: Source, model: type[BaseModel], prefix: Path_, error: ValidationError) -> RecipeError:
+    details = error.errors()
+    # An unknown key explains a missing one ("learning_rat"), so it is told first.
+    detail = next((item for item in details if item["type"] == "extra_forbidden"), details[0])
+    key = (*prefix, *(str(part) for part in detail["loc"]))
+    if detail["type"] == "extra_forbidden":
+        return _unknown(source, key, _names(model, key[len(prefix) : -1]), _elsewhere(model, key[-1]))
+    if detail["type"] == "combination":
+        key = (*key, *detail["ctx"]["key"].split("."))
+        return RecipeError(f"{'.'.join(key)}: {detail['msg']}", where=source.where(key), hint=_describe(model, key[len(prefix) :]))
+    dotted = ".".join(key) or "recipe"
+    if detail["type"] == "missing":
+        return RecipeError(f"{dotted} is missing", where=source.where(key), hint=_describe(model, key[len(prefix) :]))
+    message = detail["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(detail["input"], dict) else f" (got {detail['input']!r})"
+    return RecipeError(f"{dotted}: {message}{given}", where=source.where(key), hint=_describe(model, key[len(prefix) :]))
+
+
+def _unknown(source: Source, key: Path_, valid: Sequence[str], elsewhere: str | None = None) -> RecipeError:
+    near = difflib.get_close_matches(key[-1], valid, n=1, cutoff=0.6)
+    if elsewhere:
+        hint = f"it belongs to {elsewhere}"
+    elif near:
+        hint = f"did you mean {near[0]}?"
+    else:
+        hint = f"valid keys here: {', '.join(valid)}"
+    return RecipeError(f"unknown key {'.'.join(key)}", where=source.where(key), hint=hint)
+
+
+def _sections(model: type[BaseModel], prefix: Path_ = ()) -> Iterator[tuple[Path_, type[BaseModel]]]:
+    yield prefix, model
+    for name, field in model.model_fields.items():
+        for candidate in _models_in(field.annotation):
+            yield from _sections(candidate, (*prefix, name))
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def _section_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:
+    names = tuple(part for part in path if not part.isdigit())
+    return next((section for prefix, section in _sections(model) if prefix == names), None)
+
+
+def _names(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    section = _section_at(model, path)
+    return list(section.model_fields) if section else []
+
+
+def _elsewhere(model: type[BaseModel], name: str) -> str | None:
+    """The section that has this exact key, when it was written in the wrong one."""
+    found = [prefix for prefix, section in _sections(model) if name in section.model_fields]
+    return ".".join((*found[0], name)) if found else None
+
+
+def _describe(model: type[BaseModel], path: Sequence[str]) -> str | None:
+    if not path:
+        return None
+    section = _section_at(model, path[:-1])
+    field = section.model_fields.get(path[-1]) if section else None
+    return field.description if field else None

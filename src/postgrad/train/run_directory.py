@@ -1,0 +1,197 @@
+"""The run directory: what a run writes, and the lock that keeps a second process out.
+
+    recipe.yaml       the file as the user wrote it            resolved.json   every key with its value, and the recipe's folder
+    environment.json  versions, processor, threads             metrics.jsonl   one line per step
+    events.jsonl      everything else worth knowing, with time rollouts/       step-000010.jsonl.gz
+    checkpoints/      see `checkpoint`                         model/          the result; summary.json marks the run finished
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import json
+import math
+import os
+import platform
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from postgrad.errors import RecipeError, RunError
+from postgrad.train.checkpoint import clean_temporary
+from postgrad.train.files import write_bytes, write_json, write_text
+from postgrad.train.recipe import Base
+
+PACKAGES = ("postgrad", "torch", "transformers", "tokenizers", "safetensors", "datasets", "numpy", "pydantic", "peft", "gguf")
+
+
+class RunDirectory:
+    """One run's folder. Open it with `open_run`, which holds the lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "summary.json").is_file()
+
+    def event(self, kind: str, **details: Any) -> None:
+        """Append to events.jsonl: things that happened, for people and for the doctor."""
+        self._append("events.jsonl", {"time": time.time(), "event": kind, **details})
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one step to metrics.jsonl. A non-finite number is written as a string, so it is seen and stays valid JSON."""
+        shown = {name: value if math.isfinite(value) else repr(float(value)) for name, value in metrics.items()}
+        self._append("metrics.jsonl", {"step": step, **shown})
+
+    def _append(self, name: str, record: Mapping[str, Any]) -> None:
+        try:
+            with (self.path / name).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
+        except OSError as error:
+            raise RunError(f"{name} cannot be written: {error}", where=str(self.path), hint="free some disk space, then resume") from error
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return read_jsonl(self.path / "metrics.jsonl")
+
+    def forget_after(self, step: int) -> None:
+        """Drop metrics and rollouts of later steps: the resumed run writes them again."""
+        path = self.path / "metrics.jsonl"
+        if path.exists():
+            kept = [record for record in read_jsonl(path) if record["step"] <= step]
+            write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
+        for file in (self.path / "rollouts").glob("step-*.jsonl.gz"):
+            if int(file.name.split(".")[0].removeprefix("step-")) > step:
+                file.unlink()
+
+    def write_rollouts(self, step: int, records: Iterable[Mapping[str, Any]]) -> None:
+        folder = self.path / "rollouts"
+        folder.mkdir(exist_ok=True)
+        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        write_bytes(folder / f"step-{step:06d}.jsonl.gz", gzip.compress(text.encode("utf-8"), compresslevel=5, mtime=0))
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        write_json(self.path / "summary.json", summary)
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Records of a .jsonl file; a last line that was cut by a crash is left out."""
+    if not path.exists():
+        return []
+    records = []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            if number == len(lines):
+                break
+            raise
+    return records
+
+
+def resolved(recipe: Base, base: Path) -> dict[str, Any]:
+    """Every key of the recipe with its value, and the folder its relative paths start from."""
+    return {"base": str(base.resolve()), "recipe": recipe.model_dump(mode="json")}
+
+
+@contextmanager
+def open_run(recipe: Base, base: Path, *, source_text: str, overwrite: bool = False) -> Iterator[RunDirectory]:
+    """Create the run's folder, or open it again when it holds the same recipe. Holds the lock until the block ends.
+
+    Raises `RecipeError` when it holds another recipe (naming the keys that differ) or another process is running in it.
+    """
+    path = Path(recipe.run_dir)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecipeError(f"run_dir cannot be created: {error}", where=str(path), hint="set run_dir to a folder you may write to") from error
+    with _lock(path):
+        run = RunDirectory(path)
+        if overwrite:
+            _empty(path)
+        new = resolved(recipe, base)
+        _refuse_other_recipe(run, new)
+        clean_temporary(run.checkpoints)
+        clean_temporary(path)
+        if not (path / "resolved.json").exists():
+            write_text(path / "recipe.yaml", source_text)
+            write_json(path / "environment.json", environment())
+            write_json(path / "resolved.json", new)
+        yield run
+
+
+def _empty(path: Path) -> None:
+    for child in path.iterdir():
+        if child.name != ".lock":
+            shutil.rmtree(child) if child.is_dir() else child.unlink()
+
+
+def _refuse_other_recipe(run: RunDirectory, new: dict[str, Any]) -> None:
+    path = run.path / "resolved.json"
+    if not path.exists():
+        return
+    old = json.loads(path.read_text(encoding="utf-8"))
+    before, after = _flat(old["recipe"]), _flat(new["recipe"])
+    changed = [f"{key}: {before.get(key)!r} -> {after.get(key)!r}" for key in sorted(before | after) if before.get(key) != after.get(key)]
+    if changed:
+        shown = "; ".join(changed[:6]) + (f"; and {len(changed) - 6} more" if len(changed) > 6 else "")
+        raise RecipeError(
+            f"run_dir holds a run with another recipe ({shown})",
+            where=str(run.path),
+            hint=f"choose another run_dir, continue the old run with `postgrad resume {run.path}`, or replace it with --overwrite",
+        )
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        items = ((f"{prefix}.{key}" if prefix else str(key), item) for key, item in value.items())
+        return {key: leaf for name, item in items for key, leaf in _flat(item, name).items()}
+    return {prefix: value}
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """The kernel drops the lock when the process dies, so a killed run never leaves a stale one."""
+    with (path / ".lock").open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            raise RecipeError(f"this run is in use by {owner}", where=str(path), hint="wait for it, or choose another run_dir") from error
+        file.truncate(0)
+        file.write(f"pid {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine facts that a result depends on. No environment variables: they may hold secrets."""
+    import torch
+
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return {
+        "python": sys.version.split()[0], "platform": platform.platform(), "processor": platform.machine(), "versions": versions,
+        "threads": torch.get_num_threads(), "cuda": torch.cuda.is_available(),
+    }  # fmt: skip
