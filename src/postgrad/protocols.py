@@ -81,6 +81,14 @@ class Completion:
     finish: Finish
 
 
+class InfrastructureError(Exception):
+    """Something outside the model and outside postgrad failed: a server, a connection, an environment.
+
+    Raised by a `Sampler` for its whole batch, or by a tool for its own rollout. The rollouts concerned are tried once more,
+    then masked out; they never get reward 0. Any other exception of a sampler is a bug and ends the run.
+    """
+
+
 class Sampler(Protocol):
     """Writes tokens. `generate` answers in request order; `forget` drops every cache (new weights, or the rollouts ended)."""
 

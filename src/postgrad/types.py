@@ -178,6 +178,10 @@ class Rollout:
     """The completion decoded without special tokens, tool results included."""
     raw_text: str = ""
     """The completion decoded with special tokens."""
+    rewrites: int = 0
+    """Turns after which the chat template, rendering everything again, would have shown the model other tokens than these."""
+    infrastructure_errors: tuple[str, ...] = ()
+    """One text per attempt that something outside the model spoiled. One attempt is retried; a second ends in INFRASTRUCTURE."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:

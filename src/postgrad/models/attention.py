@@ -75,7 +75,7 @@ AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
 
 def pretrained(model: nn.Module) -> PreTrainedModel:
     """The transformers model itself, out of its adapter wrapper. The adapter's layers stay inside it, so forward calls use them."""
-    inner = model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
+    inner = cast(Any, model).get_base_model() if hasattr(model, "peft_config") else model
     if not isinstance(inner, PreTrainedModel):
         raise ModelError(f"{type(model).__name__} is no transformers model")
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
@@ -132,7 +132,7 @@ def output_head(model: nn.Module) -> OutputHead:
     text = inner.config.get_text_config()
     if getattr(text, "final_logit_softcapping", None) is not None:
         raise ModelError("this model squashes its logits (final_logit_softcapping), which the log-prob head does not support")
-    head = _unwrap_saved_module(inner.get_output_embeddings())
+    head = _unwrap_saved_module(cast(Any, inner).get_output_embeddings())
     if type(head) is not nn.Linear:
         found = "no head" if head is None else f"a head of type {type(head).__name__}"
         raise ModelError(f"{type(inner).__name__} has {found}", hint="keep adapters off lm_head; use a model made for causal language modelling")
@@ -154,6 +154,3 @@ def _logit_scale(config: Any) -> float:
     return float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
 
 
-def compute_dtype(device: torch.device) -> torch.dtype | None:
-    """The autocast dtype in force on this device, or None outside autocast."""
-    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None

@@ -48,7 +48,9 @@ def resolve_autocast(dtype: str, device: torch.device, *, where: str = "dtype") 
     if dtype == "bfloat16":
         if bf16_supported(device):
             return torch.bfloat16
-        raise RecipeError(f"this processor ({device.type}) has no bfloat16 arithmetic", where=where, hint="use dtype: auto or dtype: float32")
+        raise RecipeError(
+            f"this processor ({device.type}) has no bfloat16 arithmetic", where=where, hint="use dtype: auto or dtype: float32"
+        )
     if dtype in ("float16", "fp16", "half"):
         reason = "fp16 gradients underflow without loss scaling" if device.type == "cuda" else "fp16 does not run on a CPU"
         raise RecipeError(f"{dtype} is not supported: {reason}", where=where, hint="use dtype: auto, which is bfloat16 where it is fast")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from postgrad.errors import ModelError
 from postgrad.models.cache import build_once, cache_folder
-from postgrad.models.quiet import quiet
+from postgrad.models.quiet import no_gguf_bar, quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -46,19 +46,27 @@ def _convert(file: Path, folder: Path) -> None:
 
     _need_gguf(file)
     try:
-        with quiet():
+        with quiet(), no_gguf_bar():
             tokenizer = _read_tokenizer(file)
-            model: Any = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.float32, local_files_only=True)
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                str(file.parent), gguf_file=file.name, dtype=torch.float32, local_files_only=True
+            )
     except (ValueError, KeyError, IndexError, NotImplementedError, RuntimeError) as error:
-        raise ModelError(f"transformers cannot read this GGUF file: {error}", where=str(file), hint="use the model's transformers folder") from error
-    model = model.float()
+        raise ModelError(
+            f"transformers cannot read this GGUF file: {error}", where=str(file), hint="use the model's transformers folder"
+        ) from error
+    _forget_quantization(model)
+    with quiet():
+        model.save_pretrained(folder, state_dict={name: tensor.float() for name, tensor in model.state_dict().items()})
+        tokenizer.save_pretrained(folder)
+
+
+def _forget_quantization(model: Any) -> None:
+    """The weights are plain fp32 now; what still calls the model quantised would be written to config.json."""
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer = None
     model.config._name_or_path = ""
-    with quiet():
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
 
 
 def _need_gguf(file: Path) -> None:

@@ -50,7 +50,7 @@ def _weight_files(folder: Path, stem: str) -> list[Path]:
         raise ModelError(
             f"only pickle weights here ({', '.join(pickles[:3])}), and postgrad never opens pickle files: they can run code",
             where=str(folder),
-            hint="if you trust the file, convert it once: python -c \"from transformers import AutoModelForCausalLM as M; "
+            hint='if you trust the file, convert it once: python -c "from transformers import AutoModelForCausalLM as M; '
             f"M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')\", and copy the tokenizer files beside it",
         )
     raise ModelError("no weights here: expected model.safetensors or its index", where=str(folder), hint="was the download interrupted?")
@@ -63,7 +63,9 @@ def _shards(index: Path) -> list[Path]:
     shards = [index.parent / name for name in sorted(set(weight_map.values()))]
     if absent := [shard.name for shard in shards if not shard.is_file()]:
         raise ModelError(
-            f"{len(absent)} of {len(shards)} weight files are missing: {', '.join(absent[:5])}", where=str(index.parent), hint="fetch the model again"
+            f"{len(absent)} of {len(shards)} weight files are missing: {', '.join(absent[:5])}",
+            where=str(index.parent),
+            hint="fetch the model again",
         )
     return shards
 
@@ -89,7 +91,7 @@ def _expected_size(file: Path) -> int | None:
             return 8 + int(length) if length < 1 << 27 else None
         try:
             header = json.loads(handle.read(length))
-            return 8 + int(length) + max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
+            return 8 + int(length) + max(int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__")
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
 

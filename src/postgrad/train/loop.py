@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,8 @@ class Method(Protocol):
 
     engine: Engine
     total_steps: int
+    headline: Sequence[str]
+    """Names of the 4–6 metrics that a person watches."""
 
     def step(self, step: int) -> dict[str, float]:
         """Optimizer step number `step` (1-based); returns its metrics."""
@@ -55,8 +57,9 @@ class Method(Protocol):
 class Reporter(Protocol):
     """Who is told how the run goes. `train` prints nothing itself."""
 
-    def started(self, *, name: str, total_steps: int, first_step: int, notes: list[str]) -> None: ...
+    def started(self, *, name: str, total_steps: int, first_step: int, headline: Sequence[str], notes: Sequence[str]) -> None: ...
     def stepped(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def evaluated(self, metrics: Mapping[str, float]) -> None: ...
     def working(self, what: str, done: int, total: int) -> None: ...
     def note(self, text: str) -> None: ...
     def finished(self, *, folder: Path) -> None: ...
@@ -65,8 +68,9 @@ class Reporter(Protocol):
 class SilentReporter:
     """Reports to nobody; for tests and for use as a library."""
 
-    def started(self, *, name: str, total_steps: int, first_step: int, notes: list[str]) -> None: ...
+    def started(self, *, name: str, total_steps: int, first_step: int, headline: Sequence[str], notes: Sequence[str]) -> None: ...
     def stepped(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def evaluated(self, metrics: Mapping[str, float]) -> None: ...
     def working(self, what: str, done: int, total: int) -> None: ...
     def note(self, text: str) -> None: ...
     def finished(self, *, folder: Path) -> None: ...
@@ -121,7 +125,7 @@ class Timer:
         return taken
 
 
-def fit(method: Method, run: RunDirectory, recipe: Base, reporter: Reporter, *, name: str, notes: list[str]) -> Path:
+def fit(method: Method, run: RunDirectory, recipe: Base, reporter: Reporter, *, name: str, notes: Sequence[str]) -> Path:
     """Train from the newest checkpoint (or from the start) to the end; returns the folder of the finished model.
 
     Raises `Interrupted` after SIGINT/SIGTERM (the step was finished and saved) and `RunError` for a fault inside the run.
@@ -130,10 +134,12 @@ def fit(method: Method, run: RunDirectory, recipe: Base, reporter: Reporter, *, 
         reporter.note(f"{name}: already finished, nothing to do")
         return run.model
     first = _resume(method, run, reporter)
-    reporter.started(name=name, total_steps=method.total_steps, first_step=first, notes=notes)
+    reporter.started(name=name, total_steps=method.total_steps, first_step=first, headline=method.headline, notes=notes)
     with graceful_signals() as stop:
         if first == 0:
-            run.log(0, method.evaluate(0))
+            metrics = method.evaluate(0)
+            run.log(0, metrics)
+            reporter.evaluated(metrics)
             _stop_if_asked(stop, 0, run)
         for step in range(first + 1, method.total_steps + 1):
             metrics = _one_step(method, step, run)

@@ -23,13 +23,15 @@ from typing import Literal
 
 from postgrad.train.recipe import GRPOLoss, PresetName, Rollout
 
+AdvantageScale = Literal["group", "batch", "none", "leave_one_out"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
     ratio: Literal["token", "sequence"]
     surrogate: Literal["clipped", "cispo", "reinforce"]
     aggregation: Literal["token_mean", "sequence_mean", "constant_length"]
-    scale: Literal["group", "batch", "none", "leave_one_out"]
+    scale: AdvantageScale
     clip_low: float = 0.2
     clip_high: float = 0.2
     old_logprobs: Literal["sampler", "policy"] = "sampler"
@@ -46,7 +48,7 @@ PRESETS: dict[PresetName, Preset] = {
     "gspo": Preset(
         ratio="sequence", surrogate="clipped", aggregation="sequence_mean", scale="group", clip_low=3e-4, clip_high=4e-4, old_logprobs="policy"
     ),
-    "cispo": Preset(ratio="token", surrogate="cispo", aggregation="token_mean", scale="group", clip_low=1.0, clip_high=5.0),
+    "cispo": Preset(ratio="token", surrogate="cispo", aggregation="token_mean", scale="group", clip_low=1.0, clip_high=4.0),
     "rloo": Preset(
         ratio="token", surrogate="reinforce", aggregation="constant_length", scale="leave_one_out", old_logprobs="policy", sequence_sum=True
     ),
@@ -60,10 +62,10 @@ class LossSettings:
     ratio: Literal["token", "sequence"]
     surrogate: Literal["clipped", "cispo", "reinforce"]
     aggregation: Literal["token_mean", "sequence_mean", "constant_length"]
-    scale: Literal["group", "batch", "none", "leave_one_out"]
+    scale: AdvantageScale
     clip_low: float
     clip_high: float
-    dual_clip: float | None
+    max_ratio: float | None
     length: int
     old_logprobs: Literal["sampler", "policy"]
     kl_coef: float
@@ -81,7 +83,7 @@ def loss_settings(loss: GRPOLoss, rollout: Rollout) -> LossSettings:
         scale=loss.scale or preset.scale,
         clip_low=preset.clip_low if loss.clip_low is None else loss.clip_low,
         clip_high=preset.clip_high if loss.clip_high is None else loss.clip_high,
-        dual_clip=loss.dual_clip,
+        max_ratio=loss.max_ratio,
         length=1 if preset.sequence_sum else (loss.constant_length or longest),
         old_logprobs=loss.old_logprobs or preset.old_logprobs,
         kl_coef=loss.kl_coef,

@@ -147,8 +147,8 @@ class GRPOLoss(Section):
     """ε_low; left out = the preset's."""
     clip_high: NonNegative | None = None
     """ε_high; left out = the preset's."""
-    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
-    """Upper bound on the ratio under a negative advantage (left out = unbounded, as in the paper)."""
+    max_ratio: Annotated[float, Field(gt=1.0)] | None = None
+    """Two-sided clip: upper bound on the ratio under a negative advantage (left out = unbounded, as in the paper)."""
     kl_coef: NonNegative = 0.0
     kl_in: Literal["loss"] = "loss"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"

@@ -125,18 +125,18 @@ def _copy(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LoadedRecipe:
-    """A validated recipe, the folder its relative paths start from, and the file it came from."""
+    """A validated recipe, the folder its relative paths start from, and the text of its file."""
 
     recipe: Base | Pipeline
     base: Path
-    source: Source
+    text: str = ""
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
     """Read, override and validate. Everything wrong with the recipe is a `RecipeError` before any model loads."""
     source = apply_overrides(read_yaml(path), overrides)
     recipe = _pipeline(source) if "stages" in source.values else _validate(source, source.values, ())
-    return LoadedRecipe(recipe=recipe, base=path.parent, source=source)
+    return LoadedRecipe(recipe=recipe, base=path.parent, text=source.text)
 
 
 def parse_recipe(values: dict[str, Any]) -> Base | Pipeline:

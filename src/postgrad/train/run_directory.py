@@ -27,7 +27,7 @@ from typing import Any
 from postgrad.errors import RecipeError, RunError
 from postgrad.train.checkpoint import clean_temporary
 from postgrad.train.files import write_bytes, write_json, write_text
-from postgrad.train.recipe import Base
+from postgrad.train.recipe import Base, Pipeline
 
 PACKAGES = ("postgrad", "torch", "transformers", "tokenizers", "safetensors", "datasets", "numpy", "pydantic", "peft", "gguf")
 
@@ -85,6 +85,21 @@ class RunDirectory:
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         write_bytes(folder / f"step-{step:06d}.jsonl.gz", gzip.compress(text.encode("utf-8"), compresslevel=5, mtime=0))
 
+    def check_inputs(self, hashes: Mapping[str, str]) -> None:
+        """Record the sha256 of the run's files, or refuse to continue with files that have changed since it started."""
+        path = self.path / "inputs.json"
+        if not path.exists():
+            write_json(path, dict(hashes))
+            return
+        before = json.loads(path.read_text(encoding="utf-8"))
+        changed = sorted(name for name in before | dict(hashes) if before.get(name) != hashes.get(name))
+        if changed:
+            raise RecipeError(
+                f"changed since this run started: {', '.join(changed)}",
+                where=str(self.path),
+                hint="restore the files, choose another run_dir, or start again with --overwrite",
+            )
+
     def finish(self, summary: Mapping[str, Any]) -> None:
         write_json(self.path / "summary.json", summary)
 
@@ -105,7 +120,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def resolved(recipe: Base, base: Path) -> dict[str, Any]:
+def resolved(recipe: Base | Pipeline, base: Path) -> dict[str, Any]:
     """Every key of the recipe with its value, and the folder its relative paths start from."""
     return {"base": str(base.resolve()), "recipe": recipe.model_dump(mode="json")}
 
@@ -116,22 +131,35 @@ def open_run(recipe: Base, base: Path, *, source_text: str, overwrite: bool = Fa
 
     Raises `RecipeError` when it holds another recipe (naming the keys that differ) or another process is running in it.
     """
+    with _open(recipe, base, source_text=source_text, overwrite=overwrite) as run:
+        clean_temporary(run.checkpoints)
+        if not (run.path / "environment.json").exists():
+            write_json(run.path / "environment.json", environment())
+        yield run
+
+
+@contextmanager
+def open_pipeline(pipeline: Pipeline, base: Path, *, source_text: str, overwrite: bool = False) -> Iterator[None]:
+    """The folder above the stages' own: the recipe as a whole, and a lock."""
+    with _open(pipeline, base, source_text=source_text, overwrite=overwrite):
+        yield
+
+
+@contextmanager
+def _open(recipe: Base | Pipeline, base: Path, *, source_text: str, overwrite: bool) -> Iterator[RunDirectory]:
     path = Path(recipe.run_dir)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RecipeError(f"run_dir cannot be created: {error}", where=str(path), hint="set run_dir to a folder you may write to") from error
     with _lock(path):
-        run = RunDirectory(path)
         if overwrite:
             _empty(path)
-        new = resolved(recipe, base)
+        run, new = RunDirectory(path), resolved(recipe, base)
         _refuse_other_recipe(run, new)
-        clean_temporary(run.checkpoints)
         clean_temporary(path)
         if not (path / "resolved.json").exists():
             write_text(path / "recipe.yaml", source_text)
-            write_json(path / "environment.json", environment())
             write_json(path / "resolved.json", new)
         yield run
 
@@ -185,7 +213,7 @@ def environment() -> dict[str, Any]:
     """Versions and machine facts that a result depends on. No environment variables: they may hold secrets."""
     import torch
 
-    versions = {}
+    versions: dict[str, str | None] = {}
     for name in PACKAGES:
         try:
             versions[name] = metadata.version(name)

@@ -5,50 +5,146 @@ Everything that can be wrong with files, columns and names is found here, before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from postgrad.chat.format import ChatFormat
-from postgrad.data.prepare import prepare_prompts, prepare_sft
-from postgrad.data.report import DataReport
-from postgrad.data.rows import load_rows
-from postgrad.errors import RecipeError
+from postgrad.data import DataReport, load_rows, prepare_prompts, prepare_sft
+from postgrad.errors import DataError
 from postgrad.models.engine import LocalEngine, OptimizerConfig
 from postgrad.models.loading import LanguageModel, load
-from postgrad.models.lora import LoraSettings, reference_of
+from postgrad.models.reference import reference_of
 from postgrad.models.sampler import LocalSampler
 from postgrad.models.saving import save
 from postgrad.protocols import SamplingParams
 from postgrad.rewards.load import LoadedReward, check_columns, load_rewards
 from postgrad.rollout.agent import RolloutConfig
 from postgrad.rollout.tools import Toolbox, load_tools
-from postgrad.train.recipe import Base, GRPORecipe, SFTRecipe
-from postgrad.types import Message, Prompt, ToolSpec, TrainRow
+from postgrad.train.recipe import Base, GRPORecipe, Rollout, SFTRecipe
+from postgrad.types import Message, Prompt, TrainRow
+
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The model that is trained, and how conversations become its tokens."""
+    """A model and how conversations become its tokens."""
 
     model: LanguageModel
     chat: ChatFormat
-    notes: str = ""
 
-    def export(self, folder: Path) -> None:
-        save(self.model, folder, notes=self.notes)
+    def export(self, folder: Path, facts: Mapping[str, str]) -> None:
+        save(self.model, folder, facts=facts)
 
     def sampler(self, *, max_batch: int = 256, on_progress: Callable[[int, int], None] | None = None) -> LocalSampler:
-        """A sampler over the live weights; bf16 decoding where the trainer computes in bf16."""
+        """A sampler over the live weights, computing in the precision that the trainer computes in."""
         return LocalSampler(
             self.model.model, decode=self.chat.decode, dtype=self.model.autocast, max_batch=max_batch, on_progress=on_progress
         )
 
 
 def load_policy(recipe: Base) -> Policy:
-    adapter = recipe.adapter
-    lora = None
-    if adapter is not None:
-        lora = LoraSettings(rank=adapter.rank, alpha=adapter.alpha, dropout=adapter.dropout, targets=adapter.targets)
-    model = load(recipe.model, adapter=lora, dtype=recipe.dtype, seed=recipe.seed)
-    return Policy(model=model, chat=ChatFormat(model.tokenizer, stop_ids=model.stop_ids), notes=recipe.notes)
+    return _policy(load(recipe.model, adapter=recipe.adapter, dtype=recipe.dtype, seed=recipe.seed))
+
+
+def load_frozen_policy(model: str, *, dtype: str = "auto") -> Policy:
+    """For generating and evaluating: nothing is trained."""
+    return _policy(load(model, dtype=dtype, trainable=False))
+
+
+def _policy(model: LanguageModel) -> Policy:
+    return Policy(model=model, chat=ChatFormat(model.tokenizer, stop_ids=model.stop_ids))
+
+
+def make_engine(recipe: SFTRecipe | GRPORecipe, policy: Policy, *, with_reference: bool) -> LocalEngine:
+    """The engine of a run. The reference is made here, before any checkpoint is restored: it is the policy at the start."""
+    optimizer = recipe.optimizer
+    return LocalEngine(
+        policy.model.model,
+        reference=reference_of(policy.model) if with_reference else None,
+        tokens_per_micro_batch=recipe.batch.tokens_per_micro_batch,
+        autocast=policy.model.autocast,
+        optimizer=OptimizerConfig(betas=optimizer.betas, eps=optimizer.eps, weight_decay=optimizer.weight_decay),
+        max_grad_norm=optimizer.max_grad_norm,
+        dropout=recipe.method == "sft",  # with dropout the ratio of GRPO would not be 1 on the sampled policy
+    )
+
+
+def data_file(name: str, base: Path) -> str:
+    """A path relative to the recipe, or a hub id as it is."""
+    path = base / name
+    return str(path) if path.exists() or Path(name).suffix in {".jsonl", ".json", ".parquet"} else name
+
+
+@dataclass(frozen=True)
+class Prompts:
+    prompts: tuple[Prompt, ...]
+    report: DataReport
+
+
+def load_sft(recipe: SFTRecipe, policy: Policy, base: Path, *, name: str) -> tuple[list[TrainRow], DataReport]:
+    """Rows of one file, tokenised, and what became of each."""
+    rows = load_rows(data_file(name, base), columns=recipe.data.columns, max_bad=recipe.data.max_bad)
+    data = prepare_sft(
+        rows,
+        policy.chat,
+        max_length=recipe.data.max_length,
+        overlong=recipe.data.overlong,
+        train_on=recipe.data.train_on,
+        tools=load_tools(recipe.tools, base).specs,
+    )
+    return list(data.rows), data.report
+
+
+def load_prompts(recipe: GRPORecipe, policy: Policy, base: Path, *, name: str, toolbox: Toolbox, rows: int | None = None) -> Prompts:
+    loaded = load_rows(data_file(name, base), columns=recipe.data.columns, max_bad=recipe.data.max_bad)
+    data = prepare_prompts(
+        loaded, policy.chat, max_prompt_tokens=recipe.data.max_length, overlong=recipe.data.overlong, tools=toolbox.specs, system=recipe.system
+    )
+    if not data.prompts:
+        raise DataError("no prompt is left", where=name, hint="; ".join(data.report.lines()))
+    return Prompts(tuple(data.prompts[:rows]), data.report)
+
+
+def load_recipe_rewards(recipe: GRPORecipe, base: Path) -> list[LoadedReward]:
+    return load_rewards([reward.model_dump() for reward in recipe.rewards], base)
+
+
+def check_reward_columns(rewards: Sequence[LoadedReward], prompts: Sequence[Prompt]) -> None:
+    """Every column that a reward asks for stands in every row."""
+    common = frozenset.intersection(*(frozenset(prompt.columns) for prompt in prompts))
+    check_columns(rewards, common)
+
+
+def rollout_config(rollout: Rollout, *, samples: int | None = None) -> RolloutConfig:
+    return RolloutConfig(
+        group_size=rollout.group_size if samples is None else samples,
+        max_tokens=rollout.max_tokens,
+        max_total_tokens=rollout.max_total_tokens,
+        max_turns=rollout.max_turns,
+        max_invalid_turns=rollout.max_invalid_turns,
+        tool_deadline_s=rollout.tool_deadline_s,
+        max_output_chars=rollout.max_output_chars,
+        history=rollout.history,
+    )
+
+
+def sampling_params(rollout: Rollout, chat: ChatFormat, *, temperature: float | None = None) -> SamplingParams:
+    return SamplingParams(
+        temperature=rollout.temperature if temperature is None else temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+        stop_ids=chat.stop_ids,
+        stop_strings=tuple(rollout.stop_strings),
+    )
+
+
+def input_hashes(recipe: Base, base: Path) -> dict[str, str]:
+    """sha256 of every local file that the run's numbers depend on: data, reward files, tool files."""
+    names = [recipe.data.train, recipe.data.eval] if isinstance(recipe, SFTRecipe | GRPORecipe) else []
+    code = [*getattr(recipe, "tools", ()), *(reward.use for reward in getattr(recipe, "rewards", ()))]
+    paths = {name for name in [*names, *(item.split(":")[0] for item in code)] if name}
+    return {name: hashlib.sha256((base / name).read_bytes()).hexdigest() for name in sorted(paths) if (base / name).is_file()}

@@ -36,6 +36,8 @@ def sft_loss(trained_tokens: float) -> LossFunction:
 class SFT:
     """One SFT run over prepared rows; see `loop.Method`."""
 
+    headline = ("loss", "entropy", "grad_norm", "trained_tokens")
+
     def __init__(self, recipe: SFTRecipe, policy: Policy, engine: Engine, train: Sequence[TrainRow], heldout: Sequence[TrainRow]) -> None:
         if not any(row.trained_tokens for row in train):
             raise DataError("no row has a trained token", where=recipe.data.train, hint="see `postgrad data show` for what is trained and why")

@@ -1,0 +1,58 @@
+"""A conversation with tools as a template without tool support can print it: the text protocol, applied to messages.
+
+1. Tools go into the system message (or before the first user message where the template has no system role).
+2. Calls go into the assistant's content.
+3. Results stay tool messages where the template prints that role, and are user messages in `<tool_response>` tags where it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from postgrad.chat.codecs import RESULT_CLOSE, RESULT_OPEN, describe_tools, write_calls
+from postgrad.types import Message, ToolSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """Which roles the template prints."""
+
+    system: bool
+    tool: bool
+
+
+def lower(messages: Sequence[Message], tools: Sequence[ToolSpec], roles: Roles) -> list[tuple[int, Message]]:
+    """(index of the original message, or -1 for an added one; message) pairs in the text protocol."""
+    lowered: list[tuple[int, Message]] = []
+    for index, message in enumerate(messages):
+        if message.role == "tool" and not roles.tool:
+            _append_result(lowered, index, message)
+        elif message.tool_calls:
+            lowered.append((index, replace(message, content=write_calls(message.content, message.tool_calls), tool_calls=())))
+        else:
+            lowered.append((index, message))
+    return _with_tools(lowered, describe_tools(tools), roles) if tools else lowered
+
+
+def _append_result(lowered: list[tuple[int, Message]], index: int, message: Message) -> None:
+    """Results of one turn share one user message: templates without a tool role mostly want strict alternation."""
+    text = f"{RESULT_OPEN}\n{message.content}\n{RESULT_CLOSE}"
+    if lowered and lowered[-1][1].role == "user" and lowered[-1][1].name == _RESULTS:
+        first, previous = lowered[-1]
+        lowered[-1] = (first, replace(previous, content=f"{previous.content}\n{text}"))
+    else:
+        lowered.append((index, Message("user", text, name=_RESULTS)))
+
+
+_RESULTS = "\0results"
+
+
+def _with_tools(lowered: list[tuple[int, Message]], text: str, roles: Roles) -> list[tuple[int, Message]]:
+    if lowered and lowered[0][1].role == "system":
+        index, system = lowered[0]
+        return [(index, replace(system, content=f"{system.content}\n\n{text}")), *lowered[1:]]
+    if roles.system or not lowered or lowered[0][1].role != "user":
+        return [(-1, Message("system", text)), *lowered]
+    index, user = lowered[0]
+    return [(index, replace(user, content=f"{text}\n\n{user.content}")), *lowered[1:]]

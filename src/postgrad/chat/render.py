@@ -1,0 +1,103 @@
+"""Conversations through a chat template: what the template gets, and errors that name the template's problem.
+
+Templates fail on `content: null`, need dictionaries for arguments, sometimes need call ids of nine characters, and may have no system or tool role.
+`Template` knows these facts of one template (it probes them once) and renders text; it never makes token ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+
+from postgrad.chat.templates import BUILT_IN
+from postgrad.chat.tokens import Tokenizer
+from postgrad.errors import DataError
+from postgrad.types import Message, ToolCall, ToolSpec
+
+Dicts = list[dict[str, Any]]
+
+SENTINEL = "pgSentinel7Q"
+PROBE_USER = Message("user", "pgQuestion3Z")
+PROBE_TOOL = ToolSpec(
+    "pgTool5K", "pgAbout5K", {"type": "object", "properties": {"pgKey": {"type": "string", "description": "pgText"}}, "required": ["pgKey"]}
+)
+PROBE_CALL = ToolCall("pgTool5K", {"pgKey": "pgValue"}, id="call_0")
+
+_RENDER_ERRORS = (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError)
+
+
+class Template:
+    """The tokenizer's chat template, or a built-in one (`name`), or Jinja text."""
+
+    def __init__(self, tokenizer: Tokenizer, template: str | None, special: Mapping[str, int]) -> None:
+        self._tokenizer = tokenizer
+        self._options: dict[str, Any] = {}
+        if template is not None:
+            self._options["chat_template"] = BUILT_IN.get(template, template)
+            if template in BUILT_IN and "<|im_end|>" not in special:
+                self._options["turn_end"] = next((text for text, index in special.items() if index == tokenizer.eos_token_id), "<|im_end|>")
+        self.source = str(self._options.get("chat_template") or tokenizer.chat_template or "")
+        self.exists = bool(self.source)
+        self._long_call_ids = False
+        if self.exists:
+            self._long_call_ids = self._probe_long_call_ids()
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), *, prompt: bool = False) -> str:
+        """The template's text; `prompt` asks for the generation prompt. Raises `DataError` with the template's own words."""
+        if not self.exists:
+            raise DataError(
+                "the tokenizer has no chat template, and the data are messages",
+                hint=f"name a built-in template ({', '.join(BUILT_IN)}) or use text prompts",
+            )
+        options = dict(self._options) | ({"tools": list(tools)} if tools else {})
+        try:
+            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt, **options)
+        except _RENDER_ERRORS as error:
+            roles = " ".join(str(message.get("role")) for message in messages)
+            raise DataError(
+                f"the chat template refuses this conversation ({roles}): {error}", hint="change the order of roles, or use another template"
+            ) from error
+        if not isinstance(text, str):
+            raise DataError(f"the tokenizer's apply_chat_template gave {type(text).__name__}, expected text")
+        return text
+
+    def accepts(self, messages: Sequence[Message], *, must_show: str, tools: Sequence[ToolSpec] = (), prompt: bool = False) -> bool:
+        """True when the template renders these messages and its text holds `must_show`."""
+        try:
+            return must_show in self.render(self.dicts(messages), [tool.to_json() for tool in tools], prompt=prompt)
+        except DataError:
+            return False
+
+    def dicts(self, messages: Sequence[Message]) -> Dicts:
+        """Messages as templates expect them: no null anywhere, arguments as objects, only the keys that say something."""
+        ids: dict[str, str] = {}
+        return [self._dict(message, ids) for message in messages]
+
+    def _dict(self, message: Message, ids: dict[str, str]) -> dict[str, Any]:
+        result: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.reasoning:
+            result["reasoning_content"] = message.reasoning
+        if message.tool_calls:
+            result["tool_calls"] = [self._call(call, ids) for call in message.tool_calls]
+        if message.tool_call_id:
+            result["tool_call_id"] = self._call_id(message.tool_call_id, ids)
+        if message.name:
+            result["name"] = message.name
+        return result
+
+    def _call(self, call: ToolCall, ids: dict[str, str]) -> dict[str, Any]:
+        function = {"name": call.name, "arguments": dict(call.arguments)}
+        return {"type": "function", "function": function} | ({"id": self._call_id(call.id, ids)} if call.id else {})
+
+    def _call_id(self, identifier: str, ids: dict[str, str]) -> str:
+        """The id itself, or nine characters numbered by first use for templates that need them."""
+        return ids.setdefault(identifier, f"call{len(ids):05d}") if self._long_call_ids else identifier
+
+    def _probe_long_call_ids(self) -> bool:
+        turn = Message("assistant", "", tool_calls=(PROBE_CALL,))
+        if self.accepts([PROBE_USER, turn], must_show=PROBE_CALL.name, tools=[PROBE_TOOL]):
+            return False
+        self._long_call_ids = True
+        return self.accepts([PROBE_USER, turn], must_show=PROBE_CALL.name, tools=[PROBE_TOOL])

@@ -1,0 +1,172 @@
+"""Text to token ids and back, with the three rules that chat tokenising needs.
+
+1. A special-token string that somebody typed stays text. Only the chat template writes special ids: content is *guarded* by a mark inside
+   each typed special-token string, and the mark goes away when the piece of text is encoded.
+2. A piece of text that continues another is encoded on its own, so that no token spans the boundary, and without the space that
+   SentencePiece-style tokenizers put before the start of a text.
+3. Where nobody typed a special-token string, the ids are exactly those of the plain tokenizer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+
+class Tokenizer(Protocol):
+    """What postgrad uses of a Hugging Face tokenizer."""
+
+    @property
+    def eos_token_id(self) -> int | None: ...
+    @property
+    def bos_token_id(self) -> int | None: ...
+    @property
+    def chat_template(self) -> Any: ...
+    @property
+    def added_tokens_decoder(self) -> Mapping[int, Any]: ...
+    def encode(self, text: str, **options: Any) -> list[int]: ...
+    def decode(self, token_ids: Any, **options: Any) -> str: ...
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
+
+
+_MARKS = tuple(chr(point) for point in range(0xFDD0, 0xFDF0))  # noncharacters: Unicode keeps them free for private use inside a program
+_ANCHORS = ("\n", "a", "!", "0", ")", "é")
+
+
+class Tokens:
+    """One tokenizer under the rules above. `special` maps each special-token string to its id."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder
+        self.special: dict[str, int] = {str(token.content): index for index, token in added.items() if token.special}
+        self._eats_right = frozenset(index for index, token in added.items() if token.special and token.rstrip)
+        self._eats_left = frozenset(index for index, token in added.items() if token.special and token.lstrip)
+        self.special_ids = frozenset(self.special.values())
+        longest_first = sorted(self.special, key=len, reverse=True)
+        self.special_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._starts_with_space = self._ids("\nx")[len(self._ids("\n")) :] != self._ids("x")
+        bos = tokenizer.bos_token_id
+        opening = tokenizer.encode("x", add_special_tokens=True, verbose=False)
+        self._added_bos = bos if bos is not None and opening[:1] == [bos] and self._ids("x")[:1] != [bos] else None
+
+    # ---- encode
+
+    def text(self, text: str) -> list[int]:
+        """Ids of plain text; special-token strings in it stay text."""
+        typed = self.special_pattern.search(text) is not None
+        return self._ids(text, split_special_tokens=True) if typed else self._ids(text)
+
+    def continuation(self, text: str) -> list[int]:
+        """Ids of plain text that continues other text; special-token strings in it stay text."""
+        return self._continue(text, split_special_tokens=self.special_pattern.search(text) is not None)
+
+    def rendered(self, text: str, *, guard: Guard, continues: bool = False) -> list[int]:
+        """Ids of a piece of rendered template: unguarded special-token strings become their ids, guarded ones stay text."""
+        if not guard.mark:
+            return self._continue(text) if continues else self._ids(text)
+        ids: list[int] = []
+        for piece, special in self._split(text):
+            if special is not None:
+                ids.append(special)
+                continues = True
+            elif piece:
+                plain = guard.remove(piece)
+                ids += self._continue(plain, split_special_tokens=True) if continues else self._ids(plain, split_special_tokens=True)
+                continues = True
+        return ids
+
+    def with_bos(self, ids: list[int]) -> list[int]:
+        """`ids` with the beginning-of-sequence id that the tokenizer puts before a text, exactly once.
+
+        A tokenizer that adds none (most chat tokenizers: their template writes it, or nothing does) gets none.
+        """
+        bos = self._added_bos
+        if bos is None:
+            return ids
+        start = next((index for index, token in enumerate(ids) if token != bos), len(ids))
+        return [bos, *ids[start:]]
+
+    @property
+    def adds_bos(self) -> bool:
+        return self._added_bos is not None
+
+    # ---- decode
+
+    def decode(self, ids: Sequence[int], *, keep: frozenset[int] = frozenset()) -> str:
+        """Text of `ids` without special tokens, except those in `keep`."""
+        dropped = self.special_ids - keep
+        return self.decode_raw([token for token in ids if token not in dropped])
+
+    def decode_raw(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, special tokens included."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    # ---- inside
+
+    def _ids(self, text: str, **options: Any) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False, verbose=False, **options)) if text else []
+
+    def _continue(self, text: str, **options: Any) -> list[int]:
+        """Encode after an anchor and take the anchor's ids away: the tokenizer then does not see a start of text."""
+        if not self._starts_with_space or not text or self.special_pattern.match(text):
+            return self._ids(text, **options)
+        for anchor in _ANCHORS:
+            before, both = self._ids(anchor), self._ids(anchor + text, **options)
+            if both[: len(before)] == before:
+                return both[len(before) :]
+        return self._ids(text, **options)
+
+    def _split(self, text: str) -> Iterator[tuple[str, int | None]]:
+        """(text, None) and (special-token string, id) pieces in order; whitespace that a special token swallows is left out."""
+        position, previous = 0, -1
+        for match in self.special_pattern.finditer(text):
+            special = self.special[match.group()]
+            piece = text[position : match.start()]
+            piece = piece.rstrip() if special in self._eats_left else piece
+            yield piece.lstrip() if previous in self._eats_right else piece, None
+            yield match.group(), special
+            position, previous = match.end(), special
+        rest = text[position:]
+        yield rest.lstrip() if previous in self._eats_right else rest, None
+
+
+class Guard:
+    """Marks special-token strings inside content, so that rendered text shows which ones the template wrote.
+
+    `mark` is "" when no content holds such a string: then nothing is changed anywhere.
+    """
+
+    def __init__(self, tokens: Tokens, *contents: Any) -> None:
+        texts = [text for content in contents for text in _strings(content)]
+        self._pattern = tokens.special_pattern
+        typed = any(self._pattern.search(text) for text in texts)
+        self.mark = next(mark for mark in _MARKS if not any(mark in text for text in texts)) if typed else ""
+
+    def apply(self, content: Any) -> Any:
+        """A copy of `content` (strings, lists, dicts) with a mark after the first character of every typed special-token string."""
+        if not self.mark:
+            return content
+        if isinstance(content, str):
+            return self._pattern.sub(lambda match: match.group()[0] + self.mark + match.group()[1:], content)
+        if isinstance(content, Mapping):
+            return {self.apply(key): self.apply(value) for key, value in content.items()}
+        if isinstance(content, (list, tuple)):
+            return [self.apply(value) for value in content]
+        return content
+
+    def remove(self, text: str) -> str:
+        return text.replace(self.mark, "") if self.mark else text
+
+
+def _strings(content: Any) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, Mapping):
+        for key, value in content.items():
+            yield from _strings(key)
+            yield from _strings(value)
+    elif isinstance(content, (list, tuple)):
+        for value in content:
+            yield from _strings(value)

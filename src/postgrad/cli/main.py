@@ -1,0 +1,157 @@
+"""`postgrad`: parse, call, print. Commands import what they need when they run, so `--help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from postgrad import __version__
+from postgrad.errors import PostgradError
+
+app = typer.Typer(
+    name="postgrad", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="LLM post-training you can trust, read and run: SFT, GRPO and Agent GRPO with tools.",
+)  # fmt: skip
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False) -> None: ...
+
+
+@app.command()
+def demo(
+    quick: Annotated[bool, typer.Option("--quick", help="The same line in about two minutes, with fewer steps and problems.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of data, noise and order.")] = 0,
+    run_dir: Annotated[Path | None, typer.Option(help="Where to write; default runs/demo or runs/demo-quick.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again if the folder already holds a run.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """A real model learns to use a tool on this machine: SFT warm start, then Agent GRPO, with a before/after table."""
+    from postgrad.cli.demo import run_demo
+
+    run_demo(quick=quick, seed=seed, run_dir=run_dir, overwrite=overwrite, json_output=json_output)
+
+
+@app.command()
+def init(
+    method: Annotated[str, typer.Argument(help="sft, grpo or agent.")],
+    folder: Annotated[Path, typer.Argument(help="A new or empty folder.")],
+) -> None:
+    """Write a commented recipe and its files into FOLDER; they run as they are with the built-in model."""
+    from postgrad.cli.init import run_init
+
+    run_init(method, folder)
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="The recipe, a YAML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. optimizer.learning_rate=1e-5")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Resolve, load, build one batch, show what is trained, stop.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run of another recipe in the same run_dir.")] = False,
+) -> None:
+    """Train what the recipe says: its method, or its stages in order."""
+    from postgrad.cli.train import run_train
+
+    run_train(recipe, overrides or [], dry_run=dry_run, overwrite=overwrite)
+
+
+@app.command()
+def resume(run: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
+    """Continue a run that was stopped, bit for bit."""
+    from postgrad.cli.train import run_resume
+
+    run_resume(run)
+
+
+@app.command()
+def chat(
+    model: Annotated[str, typer.Argument(help="Built-in name, folder, run directory, hub id or .gguf.")] = "smollm2-135m",
+    tools: Annotated[list[str] | None, typer.Option(help="file.py:function; repeat for several.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per turn.")] = 256,
+) -> None:
+    """Talk to a model; with tools, its calls are executed and shown."""
+    from postgrad.cli.generate import run_chat
+
+    run_chat(model, tools=tools or [], system=system, temperature=temperature, max_tokens=max_tokens)
+
+
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(help="Built-in name, folder, run directory, hub id or .gguf.")],
+    prompt: Annotated[list[str] | None, typer.Argument(help="One or more prompts; or use --data.")] = None,
+    data: Annotated[Path | None, typer.Option(help="A file of prompts.")] = None,
+    tools: Annotated[list[str] | None, typer.Option(help="file.py:function; repeat for several.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    samples: Annotated[int, typer.Option(help="Rollouts per prompt.")] = 1,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option()] = 1.0,
+    top_k: Annotated[int, typer.Option()] = 0,
+    min_p: Annotated[float, typer.Option()] = 0.0,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per turn.")] = 256,
+    seed: Annotated[int, typer.Option()] = 0,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object per rollout: messages, segments, stop reason.")] = False,
+) -> None:
+    """Complete prompts."""
+    from postgrad.cli.generate import run_generate
+    from postgrad.protocols import SamplingParams
+
+    params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
+    run_generate(
+        model, prompt or [], data=data, tools=tools or [], system=system, samples=samples, params=params, max_tokens=max_tokens, seed=seed,
+        json_output=json_output,
+    )  # fmt: skip
+
+
+@app.command("eval")
+def evaluate(
+    recipe: Annotated[Path, typer.Argument(help="A GRPO recipe or the run directory of one: its tools, rewards and limits are used.")],
+    model: Annotated[str | None, typer.Option(help="Model to judge; default: the run's own, or the recipe's.")] = None,
+    data: Annotated[str | None, typer.Option(help="Prompts; default: the recipe's data.eval.")] = None,
+    rows: Annotated[int | None, typer.Option(help="First rows only.")] = None,
+    json_output: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Score a model on held-out prompts, greedy, with 95 % intervals."""
+    from postgrad.cli.evaluate import run_eval
+
+    run_eval(recipe, model=model, data=data, rows=rows, json_output=json_output)
+
+
+@app.command()
+def formulas(json_output: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """The articles' cheat sheet, each line computed now by the function it names."""
+    from postgrad.cli.formulas import run_formulas
+
+    run_formulas(json_output=json_output)
+
+
+def main() -> None:
+    """Entry point: user errors end in one message and the exit code of `errors`; bugs keep their traceback."""
+    if {"data"} & set(sys.argv[1:2]):
+        from postgrad.cli.data import app as data_app
+
+        app.add_typer(data_app, name="data")
+    else:
+        app.add_typer(_data_placeholder(), name="data")
+    try:
+        app()
+    except PostgradError as error:
+        from postgrad.cli.console import print_error
+
+        print_error(error)
+        raise SystemExit(error.exit_code) from None
+
+
+def _data_placeholder() -> typer.Typer:
+    return typer.Typer(help="Check a data file and see what is trained, token by token.")

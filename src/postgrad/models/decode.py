@@ -1,0 +1,324 @@
+"""Decoders: they keep the caches of rollouts and turn tokens into next-token logits.
+
+1. `Decoder`        what the sampler asks of one: open rows at a context, step them by a token, close them, forget them.
+2. `FlatDecoder`    any standard decoder of transformers: flat rows of tokens, shared prefixes, keys and values kept here.
+3. `CacheDecoder`   every other causal model: one row at a time, with the model's own cache. Slow and plain.
+
+A cache is found by comparing token ids, so it can be missed but never wrong. Closed rows are kept until the next turn, least
+recently used first out once they take more than the budget.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from postgrad.models.attention import Layout
+from postgrad.models.decode_layout import ChunkLayout, Lane, Piece, StepLayout, build_lanes
+from postgrad.models.kv import KVBlock, Prefix, Row, common_length
+from postgrad.models.serving import Serving
+from postgrad.protocols import SampleKey, TurnRequest
+
+_TOKENS_AT_ONCE = 4096
+"""Prompts and tool results are read in flat rows of about this many tokens."""
+_WORTH_SHARING = 32
+"""Different contexts that start with at least this many common tokens (a system prompt, tool descriptions) read them once."""
+
+
+RowT = TypeVar("RowT")
+"""A decoder's handle on one rollout."""
+
+
+class Decoder(Protocol[RowT]):
+    def open(self, requests: Sequence[TurnRequest], recurring: frozenset[tuple[int, ...]]) -> tuple[list[RowT], Tensor]:
+        """Read the contexts. Returns a row for each request and the logits [n, V] of the token behind its context.
+
+        recurring: contexts that this or a later call asks for more than once.
+        """
+        ...
+
+    def step(self, rows: Sequence[RowT], tokens: Sequence[int]) -> Tensor:
+        """Append one token to each row; logits [n, V] of the token behind it. Rows not named have finished."""
+        ...
+
+    def close(self, row: RowT) -> None:
+        """The row's turn ended; keep what was computed for its next turn."""
+        ...
+
+    def release(self) -> None:
+        """No row is open any more (also after an error, with rows that were never closed): free what only open rows need."""
+        ...
+
+    def forget(self) -> None:
+        """Drop everything."""
+        ...
+
+    def ready(self) -> AbstractContextManager[None]:
+        """The model made ready for the calls above, and itself again afterwards."""
+        ...
+
+
+class LruRows(OrderedDict[SampleKey, Row]):
+    """Closed rows, the least recently used first."""
+
+    def nbytes(self) -> int:
+        """Bytes of keys and values; a prefix counts once."""
+        prefixes = {id(row.prefix): row.prefix.block.nbytes for row in self.values() if row.prefix is not None}
+        return sum(row.own.nbytes for row in self.values()) + sum(prefixes.values())
+
+    def evict(self, budget: int) -> None:
+        while self and self.nbytes() > budget:
+            self.popitem(last=False)
+
+
+class _Switch:
+    """The layout that the model attends with, changed from one forward call to the next."""
+
+    current: Layout
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float) -> Tensor:
+        return self.current.attend(layer, query, key, value, scaling=scaling, dropout=dropout)
+
+
+@dataclass(eq=False)
+class _Run:
+    """Tokens to read into one block, and whoever wants the hidden state behind the last of them."""
+
+    ids: Sequence[int]
+    piece: Piece
+    position: int
+    hidden: Tensor | None = None
+
+
+@dataclass(eq=False)
+class _Opening:
+    """One request on its way to a row: the run (or the prefix already computed) whose last hidden state predicts its first token."""
+
+    row: Row
+    run: _Run | None = None
+    prefix: Prefix | None = None
+
+    @property
+    def hidden(self) -> Tensor:
+        hidden = self.run.hidden if self.run else self.prefix.last_hidden if self.prefix else None
+        assert hidden is not None
+        return hidden
+
+
+class FlatDecoder:
+    """Decodes flat rows through `Serving`. Memory: each shared prefix once, each rollout's own tokens once."""
+
+    def __init__(self, serving: Serving, *, cache_bytes: int) -> None:
+        self._serving = serving
+        self._cache_bytes = cache_bytes
+        self._switch = _Switch()
+        self.forget()
+
+    def forget(self) -> None:
+        self.closed = LruRows()
+        self.prefixes: WeakValueDictionary[tuple[int, ...], Prefix] = WeakValueDictionary()
+        self.release()
+
+    def release(self) -> None:
+        self.lanes: list[Lane] = []
+        self._layout: StepLayout | None = None
+        self.closed.evict(self._cache_bytes)
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        with self._serving.ready(self._switch):
+            yield
+
+    # Contexts
+
+    def open(self, requests: Sequence[TurnRequest], recurring: frozenset[tuple[int, ...]]) -> tuple[list[Row], Tensor]:
+        self.closed.evict(self._cache_bytes)
+        runs: list[_Run] = []
+        fresh: dict[tuple[int, ...], Prefix] = {}
+        openings = [self._opening(request, recurring, fresh, runs) for request in requests]
+        self._share_trunk([run for run in runs if run.position == 0 and run.piece.prefix is None])
+        self._read(runs)
+        for opening in openings:
+            if opening.prefix is not None and opening.run is not None:
+                opening.prefix.last_hidden = opening.run.hidden
+        return [opening.row for opening in openings], self._serving.logits(torch.stack([opening.hidden for opening in openings]))
+
+    def _opening(
+        self, request: TurnRequest, recurring: frozenset[tuple[int, ...]], fresh: dict[tuple[int, ...], Prefix], runs: list[_Run]
+    ) -> _Opening:
+        context = request.context
+        row = self._continued(request)
+        if row is not None:
+            return _Opening(row, self._append(row, context, runs))
+        prefix = fresh.get(context) or self.prefixes.get(context)
+        if prefix is not None:
+            return _Opening(Row(request.key, prefix, KVBlock(0), list(context)), prefix=prefix)
+        if context in recurring:
+            return self._new_prefix(request, fresh, runs)
+        prefix = self._longest_prefix(context)
+        row = Row(request.key, prefix, KVBlock(0), list(prefix.ids) if prefix else [])
+        return _Opening(row, self._append(row, context, runs))
+
+    def _continued(self, request: TurnRequest) -> Row | None:
+        """The rollout's own cache, cut back to what it has in common with the context; None where that is less than its prefix."""
+        row = self.closed.pop(request.key, None)
+        if row is None:
+            return None
+        common = min(common_length(row.ids, request.context), len(request.context) - 1)  # the last token's hidden state is not kept
+        if common < (len(row.prefix.ids) if row.prefix else 1):
+            return None
+        del row.ids[common:]
+        return row
+
+    def _longest_prefix(self, context: tuple[int, ...]) -> Prefix | None:
+        found = [prefix for ids, prefix in self.prefixes.items() if len(ids) < len(context) and context[: len(ids)] == ids]
+        return max(found, key=lambda prefix: len(prefix.ids), default=None)
+
+    def _new_prefix(self, request: TurnRequest, fresh: dict[tuple[int, ...], Prefix], runs: list[_Run]) -> _Opening:
+        context = request.context
+        prefix = Prefix(context, KVBlock(len(context)))
+        fresh[context] = self.prefixes[context] = prefix
+        run = _Run(context, Piece(prefix.block, 0, len(context)), 0)
+        runs.append(run)
+        return _Opening(Row(request.key, prefix, KVBlock(0), list(context)), run, prefix)
+
+    def _append(self, row: Row, context: tuple[int, ...], runs: list[_Run]) -> _Run:
+        """Plan to read what the row lacks of the context."""
+        known, kept = len(row.ids), row.own_length
+        new = context[known:]
+        row.own = row.own.copied(kept, kept + len(new))
+        row.ids.extend(new)
+        run = _Run(new, Piece(row.own, kept, len(new), row.prefix), known)
+        runs.append(run)
+        return run
+
+    def _share_trunk(self, runs: Sequence[_Run]) -> None:
+        """Different contexts often start alike: read the common start once and copy its keys and values."""
+        if len(runs) < 2:
+            return
+        shortest, longest = min(run.ids for run in runs), max(run.ids for run in runs)  # in dictionary order: they differ the most
+        common = min(common_length(shortest, longest), min(len(run.ids) for run in runs) - 1)
+        if common < _WORTH_SHARING:
+            return
+        trunk = KVBlock(common)
+        self._read([_Run(runs[0].ids[:common], Piece(trunk, 0, common), 0)])
+        for run in runs:
+            grown = trunk.copied(common, run.piece.block.capacity)
+            run.piece.block.keys, run.piece.block.values = grown.keys, grown.values
+            run.piece.start, run.piece.length = common, len(run.ids) - common
+            run.ids, run.position = run.ids[common:], common
+
+    def _read(self, runs: Sequence[_Run]) -> None:
+        for batch in _batches(runs):
+            self._switch.current = ChunkLayout([run.piece for run in batch])
+            ids = [token for run in batch for token in run.ids]
+            positions = [position for run in batch for position in range(run.position, run.position + len(run.ids))]
+            hidden = self._serving.hidden(ids, positions)
+            end = 0
+            for run in batch:
+                end += len(run.ids)
+                run.hidden = hidden[end - 1].clone()
+
+    # Steps
+
+    def step(self, rows: Sequence[Row], tokens: Sequence[int]) -> Tensor:
+        layout = self._arrange(rows)
+        token_of = dict(zip((id(row) for row in rows), tokens, strict=True))
+        layout.advance()
+        self._switch.current = layout
+        hidden = self._serving.hidden([token_of[id(row)] for row in layout.rows], [len(row.ids) for row in layout.rows])
+        for row in layout.rows:
+            row.ids.append(token_of[id(row)])
+        if layout.rows != list(rows):
+            place = {id(row): index for index, row in enumerate(layout.rows)}
+            hidden = hidden[[place[id(row)] for row in rows]]
+        return self._serving.logits(hidden)
+
+    def _arrange(self, rows: Sequence[Row]) -> StepLayout:
+        """Lanes are rebuilt when a row arrived, a lane is full, or half of the slots are unused; otherwise nothing is copied."""
+        slots = [row for lane in self.lanes for row in lane.rows]
+        if not frozenset(rows) <= frozenset(slots) or 2 * len(rows) <= len(slots) or any(lane.full for lane in self.lanes):
+            self.lanes = build_lanes(rows)
+            self._layout = None
+        if self._layout is None or frozenset(self._layout.rows) != frozenset(rows):
+            self._layout = StepLayout(self.lanes, rows, self._serving.module.device)
+        return self._layout
+
+    def close(self, row: Row) -> None:
+        row.own = row.own.copied(row.own_length, row.own_length)
+        self.closed[row.key] = row
+
+
+def _batches(runs: Sequence[_Run]) -> Iterator[list[_Run]]:
+    """Runs in order, about `_TOKENS_AT_ONCE` tokens a batch; a longer run goes alone."""
+    batch: list[_Run] = []
+    for run in runs:
+        if batch and sum(len(other.ids) for other in batch) + len(run.ids) > _TOKENS_AT_ONCE:
+            yield batch
+            batch = []
+        batch.append(run)
+    if batch:
+        yield batch
+
+
+class CacheDecoder:
+    """Decodes one row at a time with the cache that the model makes itself, so any causal model of transformers will do.
+
+    Every turn reads its whole context again: these caches cannot all be cut back, and recurrent ones cannot all be continued by
+    more than one token.
+    """
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        accepted = inspect.signature(serving.module.forward).parameters
+        self._cache_name = next(name for name in ("cache", "past_key_values", "cache_params") if name in accepted)
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+
+    def forget(self) -> None:
+        """Nothing outlives a turn."""
+
+    def release(self) -> None:
+        """A row's cache lives as long as its handle."""
+
+    def close(self, row: CacheRow) -> None:
+        row.cache = None
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        with self._serving.ready(None):
+            yield
+
+    def open(self, requests: Sequence[TurnRequest], recurring: frozenset[tuple[int, ...]]) -> tuple[list[CacheRow], Tensor]:
+        computed: dict[tuple[int, ...], tuple[CacheRow, Tensor]] = {}
+        for context in dict.fromkeys(request.context for request in requests):
+            row = CacheRow()
+            computed[context] = row, self._feed(row, context)
+        rows = [CacheRow(copy.deepcopy(computed[request.context][0].cache)) for request in requests]
+        return rows, torch.cat([computed[request.context][1] for request in requests])
+
+    def step(self, rows: Sequence[CacheRow], tokens: Sequence[int]) -> Tensor:
+        return torch.cat([self._feed(row, [token]) for row, token in zip(rows, tokens, strict=True)])
+
+    def _feed(self, row: CacheRow, ids: Sequence[int]) -> Tensor:
+        """Logits [1, V] behind the last of the new tokens."""
+        module = self._serving.module
+        known = {} if row.cache is None else {self._cache_name: row.cache}
+        output = module(input_ids=torch.tensor([list(ids)], device=module.device), use_cache=True, **self._last_only, **known)
+        row.cache = output[self._cache_name]
+        return cast(Tensor, output.logits[:, -1])
+
+
+@dataclass(eq=False)
+class CacheRow:
+    """One rollout in the model's own cache."""
+
+    cache: Any = None

@@ -1,0 +1,170 @@
+"""Log-probs and entropy of chosen tokens from hidden states, without a [tokens × vocabulary] tensor.
+
+The head's logits are made in tiles: every token × a slice of the vocabulary.
+1. Forward: each tile gives its own log-normaliser and mean logit; the whole vocabulary's follow from the tiles'. Nothing else is kept.
+2. Backward: the tiles are made again, and become the gradient in place. A slice of the vocabulary sees every token at once, so its
+   share of the weight's gradient is one matrix product, summed in fp32 and rounded at most once, however many tokens there are.
+
+Precision: under bf16 autocast only the matrix products are bf16. Normalisers, probabilities and the gradient at the target,
+g · (1 − p), are fp32: in bf16 `exp(logits − logZ)` is wrong by per cents, and 1 − p of a confident token by 100 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+_TILE_ELEMENTS = 1 << 23
+"""Logits in one tile (16 MB in bf16): large enough for full speed of the matrix product."""
+_SMALLEST_SLICE = 256
+_BLOCK_ELEMENTS = 1 << 18
+"""Logits in one block of elementwise work (1 MB in fp32), so that its steps stay in the processor's cache."""
+
+
+def selected_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float, bias: Tensor | None = None, scale: float = 1.0, tile: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Log-probs (nats) of `targets` under softmax(scale · (hidden @ weight.T + bias) / temperature), and that distribution's entropy.
+
+    hidden [N, width]; weight [V, width], may be frozen or tied; targets [N]; bias [V] or None.
+    Returns logprobs [N], differentiable, and entropy [N] in nats, detached; both fp32 (fp64 for fp64 inputs).
+    `tile` is the number of vocabulary entries per tile (None: by size). Matrix products run in the autocast dtype if there is one.
+
+    >>> logprobs, entropy = selected_logprobs(torch.zeros(1, 4), torch.ones(8, 4), torch.tensor([3]), temperature=1.0)
+    >>> round(logprobs.item(), 4), round(entropy.item(), 4)   # uniform over 8: -ln 8 and ln 8
+    (-2.0794, 2.0794)
+    """
+    if temperature <= 0:
+        raise ValueError(f"log-probs need a temperature above 0, got {temperature}")
+    factor = scale / temperature
+    if factor != 1.0:
+        hidden = hidden.to(_exact(hidden.dtype)) * factor
+        bias = None if bias is None else bias * factor
+    width = tile or _slice_width(hidden.shape[0], weight.shape[0])
+    return cast("tuple[Tensor, Tensor]", _SelectedLogprobs.apply(hidden, weight, bias, targets, width))  # type: ignore[no-untyped-call]
+
+
+class _SelectedLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        head = _Head(hidden.to(_product_dtype(hidden)), weight, bias, targets, width)
+        target_logits = torch.empty(targets.shape, dtype=_exact(hidden.dtype), device=hidden.device)
+        normalisers, means = [], []
+        for tile in head.tiles():
+            target_logits[tile.hit] = tile.logits[tile.hit, tile.column].to(target_logits.dtype)
+            normaliser, mean = _tile_statistics(tile.logits, target_logits.dtype)
+            normalisers.append(normaliser)
+            means.append(mean)
+        by_tile = torch.stack(normalisers)
+        log_normaliser = torch.logsumexp(by_tile, 0)
+        mean_logit = ((by_tile - log_normaliser).exp() * torch.stack(means)).sum(0)
+        logprobs, entropy = target_logits - log_normaliser, log_normaliser - mean_logit
+        ctx.save_for_backward(head.hidden, weight, bias, targets, log_normaliser, logprobs)
+        ctx.width, ctx.hidden_dtype = width, hidden.dtype
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, log_normaliser, logprobs = ctx.saved_tensors
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        head = _Head(hidden, weight, bias, targets, ctx.width)
+        at_target = grad * -torch.expm1(logprobs)
+        exact = log_normaliser.dtype
+        grad_hidden = torch.zeros(hidden.shape, dtype=exact, device=hidden.device) if wants_hidden else None
+        grad_weight = torch.empty(weight.shape, dtype=exact, device=weight.device) if wants_weight else None
+        grad_bias = torch.empty(weight.shape[0], dtype=exact, device=weight.device) if wants_bias else None
+        for tile in head.tiles():
+            _to_gradient(tile, log_normaliser, grad, at_target)
+            if grad_hidden is not None:
+                _add_product(grad_hidden, tile.logits, tile.weight)
+            if grad_weight is not None:
+                grad_weight[tile.vocabulary] = tile.logits.t() @ hidden
+            if grad_bias is not None:
+                grad_bias[tile.vocabulary] = tile.logits.sum(0, dtype=exact)
+        return _cast(grad_hidden, ctx.hidden_dtype), _cast(grad_weight, weight.dtype), _cast(grad_bias, None if bias is None else bias.dtype), None, None
+
+
+class _Tile(NamedTuple):
+    """logits [N, C] of a slice of the vocabulary; `hit` are the tokens whose target lies in it, at `column`."""
+
+    vocabulary: slice
+    logits: Tensor
+    weight: Tensor
+    hit: Tensor
+    column: Tensor
+
+
+class _Head(NamedTuple):
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    targets: Tensor
+    width: int
+
+    def tiles(self) -> Iterator[_Tile]:
+        """Logits [N, C] of one slice of the vocabulary after the other, in the dtype of the matrix products."""
+        for start in range(0, self.weight.shape[0], self.width):
+            vocabulary = slice(start, min(start + self.width, self.weight.shape[0]))
+            weight = self.weight[vocabulary].to(self.hidden.dtype)
+            logits = self.hidden @ weight.t()
+            if self.bias is not None:
+                logits += self.bias[vocabulary].to(logits.dtype)
+            hit = ((self.targets >= vocabulary.start) & (self.targets < vocabulary.stop)).nonzero().squeeze(1)
+            yield _Tile(vocabulary, logits, weight, hit, self.targets[hit] - start)
+
+
+def _tile_statistics(logits: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Per token: log Σ exp(logit) over the tile, and the mean logit under the tile's own softmax."""
+    normalisers, means = [], []
+    for block in torch.split(logits, _block_rows(logits)):
+        largest = block.amax(-1, keepdim=True).to(exact)
+        below = block - largest
+        weights = below.exp()
+        total = weights.sum(-1)
+        largest = largest.squeeze(-1)
+        normalisers.append(total.log() + largest)
+        means.append(torch.linalg.vecdot(weights, below) / total + largest)
+    return torch.cat(normalisers), torch.cat(means)
+
+
+def _to_gradient(tile: _Tile, log_normaliser: Tensor, grad: Tensor, at_target: Tensor) -> None:
+    """Turn the tile's logits, in place, into the loss's gradient by them: g · (1[target] − p)."""
+    rows = _block_rows(tile.logits)
+    blocks = (torch.split(tensor, rows) for tensor in (tile.logits, log_normaliser, grad))
+    for block, normaliser, factor in zip(*blocks, strict=True):
+        block.copy_((block - normaliser[:, None]).exp_().mul_(-factor[:, None]))
+    tile.logits[tile.hit, tile.column] = at_target[tile.hit].to(tile.logits.dtype)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, where `total` may be wider than the factors."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
+
+
+def _slice_width(tokens: int, vocabulary: int) -> int:
+    return min(vocabulary, max(_SMALLEST_SLICE, _TILE_ELEMENTS // max(tokens, 1)))
+
+
+def _block_rows(logits: Tensor) -> int:
+    return max(1, _BLOCK_ELEMENTS // logits.shape[1])
+
+
+def _product_dtype(hidden: Tensor) -> torch.dtype:
+    device = hidden.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _cast(gradient: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
+    return None if gradient is None else gradient.to(dtype)

@@ -1,0 +1,210 @@
+"""Who attends to whom in a flat row of tokens, and the exact attention over it without any mask tensor.
+
+1. `Segment`       a run of tokens that attends causally to itself and, if it continues a shared prefix, to all of that prefix.
+2. `PackedLayout`  segments back to back. Rows of one group point to one copy of their prompt.
+3. On a CPU each segment is one call of PyTorch's flash kernel. A row that continues a prefix is two calls (its own tokens, the
+   prefix), merged through their log-sum-exp: softmax over the union of the keys. The backward gives both calls the merged
+   output and log-sum-exp, which makes the gradients exact (tested against plain attention and with gradcheck).
+4. Elsewhere, with attention dropout, or where the kernel is missing: plain `scaled_dot_product_attention` per segment.
+
+No tensor of tokens × tokens is made, grouped key-value heads are never repeated, and the order of segments changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_FLASH_FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+_FLASH_BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+
+_WIDEN_UP_TO = 256
+"""Keys up to which the CPU kernel is faster in fp32 than in bf16 (backward at 45 keys: 4.5 times; even at 300; 0.7 at 2,000)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens start..stop of the flat row; `prefix` is the run of tokens (start, stop) that comes before them, if it is shared."""
+
+    start: int
+    stop: int
+    prefix: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop:
+            raise ValueError(f"an empty segment: {self.start}..{self.stop}")
+        if self.prefix and not 0 <= self.prefix[0] < self.prefix[1] <= self.start:
+            raise ValueError(f"prefix {self.prefix} does not lie before segment {self.start}..{self.stop}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of the flash kernel: queries attend to keys; `causal` within one segment, everything for a prefix."""
+
+    query: slice
+    key: slice
+    causal: bool
+
+
+@dataclass(frozen=True)
+class PackedLayout:
+    """Segments that cover the flat row without gap or overlap, in order."""
+
+    segments: tuple[Segment, ...]
+
+    def __post_init__(self) -> None:
+        end = 0
+        for segment in self.segments:
+            if segment.start != end:
+                raise ValueError(f"segment {segment.start}..{segment.stop} does not begin at {end}, where the last one ends")
+            end = segment.stop
+
+    @property
+    def tokens(self) -> int:
+        return self.segments[-1].stop if self.segments else 0
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float) -> Tensor:
+        """See `attention.Layout`. query [H, T, D], key and value [H_kv, T, D] -> [T, H, D]."""
+        if query.shape[1] != self.tokens:
+            raise ValueError(f"the layout describes {self.tokens} tokens but the model was given {query.shape[1]}")
+        if dropout == 0.0 and flash_available(query, key, value):
+            return cast(Tensor, MergedFlash.apply(query, key, value, self._calls, scaling))  # type: ignore[no-untyped-call]
+        return plain_attention(query, key, value, self.segments, scaling=scaling, dropout=dropout)
+
+    @cached_property
+    def _calls(self) -> tuple[_Call, ...]:
+        """Each segment to itself first; then neighbours that continue one prefix, all at once, to that prefix."""
+        own = [_Call(slice(s.start, s.stop), slice(s.start, s.stop), causal=True) for s in self.segments]
+        return (*own, *_prefix_calls(self.segments))
+
+
+def _prefix_calls(segments: Sequence[Segment]) -> Iterator[_Call]:
+    for prefix, neighbours in groupby(segments, key=lambda segment: segment.prefix):
+        if prefix is not None:
+            rows = list(neighbours)
+            yield _Call(slice(rows[0].start, rows[-1].stop), slice(*prefix), causal=False)
+
+
+def flash_available(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """PyTorch's CPU flash kernel exists and takes these tensors (it needs one head width)."""
+    if _FLASH_FORWARD is None or _FLASH_BACKWARD is None:
+        return False
+    return query.device.type == "cpu" and query.shape[-1] == value.shape[-1] == key.shape[-1]
+
+
+def plain_attention(
+    query: Tensor, key: Tensor, value: Tensor, segments: Sequence[Segment], *, scaling: float | None, dropout: float
+) -> Tensor:
+    """The same attention from PyTorch's public function: one call per segment, keys of the prefix and its own joined."""
+    outputs = []
+    for segment in segments:
+        own = slice(segment.start, segment.stop)
+        joined_key, joined_value, mask = key[:, own], value[:, own], None
+        if segment.prefix is not None:
+            shared = slice(*segment.prefix)
+            joined_key = torch.cat((key[:, shared], joined_key), 1)
+            joined_value = torch.cat((value[:, shared], joined_value), 1)
+            mask = _continuation_mask(segment, query.device)
+        attended = F.scaled_dot_product_attention(
+            query[None, :, own], joined_key[None], joined_value[None], attn_mask=mask, dropout_p=dropout,
+            is_causal=mask is None, scale=scaling, enable_gqa=query.shape[0] != key.shape[0],
+        )  # fmt: skip
+        outputs.append(attended[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def _continuation_mask(segment: Segment, device: torch.device) -> Tensor:
+    """[C, P + C], True where a token of the segment may look: the whole prefix, and its own segment up to itself."""
+    assert segment.prefix is not None
+    own, shared = segment.stop - segment.start, segment.prefix[1] - segment.prefix[0]
+    return torch.ones(own, shared + own, dtype=torch.bool, device=device).tril(shared)
+
+
+class MergedFlash(torch.autograd.Function):
+    """softmax(scale · q kᵀ) v over each query's segment and prefix, by flash calls merged through log-sum-exp.
+
+    With L the log-sum-exp over all keys of a query, o = Σ_calls exp(l_call − L) · o_call. A flash backward needs only
+    (o, L) to restore its share of the softmax, p = exp(scale · q k − L), so each call's gradients are exact and add up.
+    Under autocast the inputs are kept in the autocast dtype, as stock attention would do.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, calls: Sequence[_Call], scale: float | None) -> Tensor:
+        kept = [tensor.to(_storage_dtype(query))[None] for tensor in (query, key, value)]
+        heads, tokens, width = query.shape
+        output = kept[0].new_empty(1, tokens, heads, width).transpose(1, 2)
+        logsumexp = torch.empty(1, tokens, heads, dtype=_statistics_dtype(query), device=query.device).transpose(1, 2)
+        for call in calls:
+            part, part_lse = _flash_forward(*_operands(kept, call), call.causal, scale)
+            if call.causal:
+                output[:, :, call.query], logsumexp[:, :, call.query] = part, part_lse
+            else:
+                _merge(output[:, :, call.query], logsumexp[:, :, call.query], part, part_lse)
+        ctx.save_for_backward(*kept, output, logsumexp)
+        ctx.calls, ctx.scale = calls, scale
+        ctx.dtypes = (query.dtype, key.dtype, value.dtype)
+        return output[0].transpose(0, 1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        *kept, output, logsumexp = ctx.saved_tensors
+        grad_output = grad_output.transpose(0, 1)[None]
+        totals = [_zero_gradient(tensor) for tensor in kept]
+        for call in ctx.calls:
+            query, key, value = _operands(kept, call)
+            outer = (grad_output[:, :, call.query].to(query.dtype), output[:, :, call.query].to(query.dtype), logsumexp[:, :, call.query])
+            parts = _flash_backward(query, key, value, *outer, call.causal, ctx.scale)
+            for total, part, where in zip(totals, parts, (call.query, call.key, call.key), strict=True):
+                total[:, :, where] += part
+        return (*(total[0].to(dtype) for total, dtype in zip(totals, ctx.dtypes, strict=True)), None, None)
+
+
+def _storage_dtype(query: Tensor) -> torch.dtype:
+    return torch.get_autocast_dtype(query.device.type) if torch.is_autocast_enabled(query.device.type) else query.dtype
+
+
+def _statistics_dtype(query: Tensor) -> torch.dtype:
+    return torch.promote_types(query.dtype, torch.float32)
+
+
+def _zero_gradient(tensor: Tensor) -> Tensor:
+    """[1, H, T, D] of zeros, at least fp32, laid out token by token as the projections want it."""
+    _, heads, tokens, width = tensor.shape
+    return torch.zeros(1, tokens, heads, width, dtype=_statistics_dtype(tensor), device=tensor.device).transpose(1, 2)
+
+
+def _operands(kept: Sequence[Tensor], call: _Call) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = kept[0][:, :, call.query], kept[1][:, :, call.key], kept[2][:, :, call.key]
+    if key.shape[2] <= _WIDEN_UP_TO:
+        dtype = _statistics_dtype(query)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    return query, key, value
+
+
+def _flash_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    assert _FLASH_FORWARD is not None
+    return cast("tuple[Tensor, Tensor]", _FLASH_FORWARD(query, key, value, 0.0, causal, scale=scale))
+
+
+def _flash_backward(
+    query: Tensor, key: Tensor, value: Tensor, grad: Tensor, output: Tensor, logsumexp: Tensor, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    assert _FLASH_BACKWARD is not None
+    parts = _FLASH_BACKWARD(grad, query, key, value, output, logsumexp, 0.0, causal, scale=scale)
+    return cast("tuple[Tensor, Tensor, Tensor]", parts)
+
+
+def _merge(output: Tensor, logsumexp: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Fold one more call into (output, logsumexp), in place."""
+    total = torch.logaddexp(logsumexp, part_lse)
+    merged = output * (logsumexp - total).exp().unsqueeze(-1) + part * (part_lse - total).exp().unsqueeze(-1)
+    output.copy_(merged)
+    logsumexp.copy_(total)

@@ -1,0 +1,221 @@
+"""The in-process sampler: token ids in, sampled ids and their log-probs out.
+
+    generate:  check every request  →  open contexts  →  [ pick one token a row  →  finished?  →  step the others ]  →  completions
+
+1. A sample depends on the weights, its context, its key and its turn. Noise is a function of those alone (`noise`), and a row's
+   logits hardly depend on the other rows: flat rows are never padded to each other, and on CPUs with oneDNN or MKL every row of a
+   matrix product is computed alike. What remains is rounding (about 1e-7 relative in fp32): a token changes with probability of
+   that order.
+2. Rollouts that start with the same context share one copy of its keys and values; the next turn of a rollout continues its cache.
+3. Finished rows leave the flat row at once; their place in the cache's blocks is reclaimed when half of it is unused.
+4. Weights that changed are noticed (`serving.fingerprint`): every cache is then dropped and a copy of the weights made anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from postgrad.errors import RunError
+from postgrad.models.attention import pretrained
+from postgrad.models.capability import packed_refusal
+from postgrad.models.decode import CacheDecoder, Decoder, FlatDecoder
+from postgrad.models.noise import TurnNoise
+from postgrad.models.picking import check_params, pick
+from postgrad.models.serving import Serving, fingerprint
+from postgrad.models.stopping import Decode, StopRule
+from postgrad.protocols import Completion, Finish, SamplingParams, TurnRequest
+
+Progress = Callable[[int, int], None]
+"""Called after every decode step with (tokens sampled in this call so far, rows still being sampled)."""
+
+
+@dataclass(eq=False)
+class _Turn:
+    """One request while it is being answered."""
+
+    index: int
+    request: TurnRequest
+    max_tokens: int
+    noise: TurnNoise
+    row: Any = None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def completion(self) -> Completion:
+        assert self.finish is not None
+        return Completion(tuple(self.tokens), tuple(self.logprobs), self.finish)
+
+    def __str__(self) -> str:
+        key = self.request.key
+        return f"step {key.step}, prompt {key.prompt}, sample {key.sample}, turn {self.request.turn}"
+
+
+class LocalSampler:
+    """Samples from a transformers model in this process. Implements `protocols.Sampler`.
+
+    model:       a causal language model of transformers, or a peft wrapper around one. It is read, never changed.
+    decode:      token ids -> text, for stop strings. They are searched in what it returns, special tokens as it renders them.
+    dtype:       None samples with the live weights as they are. Otherwise with a copy in that dtype, renewed after every update
+                 (bf16 on a CPU that has it: about twice as fast).
+    max_batch:   rows decoded at once. More requests than that take the places of rows that finish.
+    cache_bytes: keys and values kept for later turns; beyond it the rollouts used least recently are computed again. Rows being
+                 decoded are not counted: they take max_batch times the longest rollout at most.
+    progress:    called after every step with (tokens sampled, rows still going).
+
+    A turn also ends (`Finish.LENGTH`) where the model has no position left for another token.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        decode: Decode,
+        dtype: torch.dtype | None = None,
+        max_batch: int = 128,
+        cache_bytes: int = 4 * 2**30,
+        progress: Progress | None = None,
+    ) -> None:
+        if max_batch < 1:
+            raise ValueError(f"max_batch is {max_batch}, must be at least 1")
+        self._model = model
+        self._decode = decode
+        self._dtype = dtype
+        self._max_batch = max_batch
+        self._cache_bytes = cache_bytes
+        self.progress = progress
+        config = pretrained(model).config.get_text_config()
+        self._vocabulary = int(config.vocab_size)
+        self.max_positions = int(getattr(config, "max_position_embeddings", None) or 2**62)
+        """Tokens a rollout may have in all; unlimited for models without positions."""
+        self.refusal = packed_refusal(model)
+        """Why the flat decoder cannot be used for this model (None = it can); rows are then decoded one at a time."""
+        self._decoder: Decoder[Any] | None = None
+        self._weights: tuple[object, ...] = ()
+
+    # Weights
+
+    def forget(self) -> None:
+        """Drop every cache. The next call looks whether the weights changed."""
+        if self._decoder is not None:
+            self._decoder.forget()
+
+    def sync(self) -> None:
+        """Drop every cache and copy the weights anew, now. Only needed after weights were written through `.data`, unseen by autograd."""
+        self._decoder = None
+        self._current()
+
+    def _current(self) -> Decoder[Any]:
+        """The decoder for the weights as they are now."""
+        weights = fingerprint(self._model)
+        if self._decoder is None or weights != self._weights:
+            self._decoder = None  # frees the old copy before the new one is made
+            self._decoder = self._make_decoder()
+            self._weights = weights
+        return self._decoder
+
+    def _make_decoder(self) -> Decoder[Any]:
+        flat = self.refusal is None
+        serving = Serving.live(self._model) if self._dtype is None else Serving.copied(self._model, self._dtype, own_head=not flat)
+        return FlatDecoder(serving, cache_bytes=self._cache_bytes) if flat else CacheDecoder(serving)
+
+    # Sampling
+
+    def generate(self, requests: Sequence[TurnRequest], params: SamplingParams) -> list[Completion]:
+        """Answer every request, in order. Raises `RunError` on a context that does not fit the model or logits that are not finite."""
+        check_params(params)
+        turns = [self._turn(index, request) for index, request in enumerate(requests)]
+        _check_distinct(requests)
+        waiting = deque(turn for turn in turns if turn.finish is None)
+        recurring = frozenset(context for context, times in Counter(turn.request.context for turn in waiting).items() if times > 1)
+        rule = StopRule(params, self._decode)
+        live: list[_Turn] = []
+        with self._opened() as decoder:
+            while waiting or live:
+                if waiting and 2 * len(live) <= self._max_batch:
+                    arrived = [waiting.popleft() for _ in range(min(len(waiting), self._max_batch - len(live)))]
+                    rows, logits = decoder.open([turn.request for turn in arrived], recurring)
+                    for turn, row in zip(arrived, rows, strict=True):
+                        turn.row = row
+                    live += _sample(arrived, logits, params, rule, decoder)
+                else:
+                    logits = decoder.step([turn.row for turn in live], [turn.tokens[-1] for turn in live])
+                    live = _sample(live, logits, params, rule, decoder)
+                self._report(turns, live)
+        return [turn.completion() for turn in turns]
+
+    def _turn(self, index: int, request: TurnRequest) -> _Turn:
+        room = self.max_positions - len(request.context)
+        turn = _Turn(index, request, min(request.max_tokens, room), TurnNoise(request.key, request.turn))
+        self._check(turn, room)
+        if request.max_tokens == 0:
+            turn.finish = Finish.LENGTH
+        return turn
+
+    def _check(self, turn: _Turn, room: int) -> None:
+        context = turn.request.context
+        if not context:
+            raise RunError("the context is empty: there is nothing to predict the first token from", where=str(turn))
+        if room <= 0:
+            raise RunError(
+                f"the context has {len(context)} tokens, the model takes {self.max_positions} and has none left to write",
+                where=str(turn),
+                hint="drop or shorten long prompts (data.max_length), or limit the turns and their tokens",
+            )
+        if turn.request.max_tokens < 0:
+            raise RunError(f"max_tokens is {turn.request.max_tokens}", where=str(turn))
+        if not 0 <= min(context) <= max(context) < self._vocabulary:
+            raise RunError(
+                f"the context holds a token id outside 0 … {self._vocabulary - 1}",
+                where=str(turn),
+                hint="use the tokenizer that belongs to the model",
+            )
+
+    @contextmanager
+    def _opened(self) -> Iterator[Decoder[Any]]:
+        decoder = self._current()
+        with decoder.ready():
+            try:
+                yield decoder
+            finally:
+                decoder.release()
+
+    def _report(self, turns: Sequence[_Turn], live: Sequence[_Turn]) -> None:
+        if self.progress is not None:
+            self.progress(sum(len(turn.tokens) for turn in turns), len(live))
+
+
+def _check_distinct(requests: Sequence[TurnRequest]) -> None:
+    repeated = [key for key, times in Counter(request.key for request in requests).items() if times > 1]
+    if repeated:
+        raise RunError(f"two requests of one call have the key {repeated[0]}: they would draw the same noise")
+
+
+def _sample(turns: Sequence[_Turn], logits: Tensor, params: SamplingParams, rule: StopRule, decoder: Decoder[Any]) -> list[_Turn]:
+    """Give every turn its next token from logits [n, V]; close those that end with it and return the others."""
+    uniforms = torch.tensor([turn.noise.at(len(turn.tokens)) for turn in turns], dtype=torch.float64, device=logits.device)
+    picked = pick(logits, uniforms, params)
+    going = []
+    for turn, token, logprob, finite in zip(turns, picked.tokens.tolist(), picked.logprobs.tolist(), picked.finite.tolist(), strict=True):
+        if not finite or not math.isfinite(logprob):
+            raise RunError(
+                f"the logits of token {len(turn.tokens)} are not finite",
+                where=str(turn),
+                hint="the weights hold a NaN or an infinity, or overflow in the sampler's dtype; go back to the last checkpoint",
+            )
+        turn.tokens.append(token)
+        turn.logprobs.append(logprob)
+        turn.finish = rule.finish(turn.tokens, turn.max_tokens)
+        if turn.finish is None:
+            going.append(turn)
+        else:
+            decoder.close(turn.row)
+    return going

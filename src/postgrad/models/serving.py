@@ -1,0 +1,179 @@
+"""The weights that a sampler reads: the live model itself, or a copy in another dtype with its linear layers laid out for speed.
+
+1. `Serving.live`    the live model, as it is: nothing is copied, every update is seen at once.
+2. `Serving.copied`  a copy in `dtype` (bf16: half the memory traffic, twice the arithmetic). Adapters are folded into it in
+                     fp32; the live model is only read. On a CPU its linear layers hold oneDNN's blocked weights.
+3. `fingerprint`     changes when the weights do, so that a copy and everything computed from it can be known to be current.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+from transformers import PreTrainedModel
+
+from postgrad.models.attention import Layout, attend_with, body, output_head, pretrained
+
+_FULL_TILE = 16
+"""Flat rows are padded to at least this many tokens: CPU matrix products round differently below about ten rows, and a sample must
+not depend on how many others are still running. A decode step this small is bound by reading the weights, so it costs nothing."""
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose weight is kept in oneDNN's blocked layout: same result as `nn.Linear`, faster for few rows."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _FULL_TILE)
+        self._bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this machine's oneDNN takes linear layers of this dtype."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+
+
+class Serving:
+    """A model to decode with: `hidden` states of a flat row, and their `logits`. Use it inside `ready()`."""
+
+    def __init__(self, module: PreTrainedModel, head: nn.Module | None, scale: float) -> None:
+        """head None: the model's own output head, read anew at each use."""
+        self.module = module
+        self._head = head
+        self._scale = scale
+
+    @classmethod
+    def live(cls, model: nn.Module) -> Serving:
+        return cls(pretrained(model), None, 1.0)
+
+    @classmethod
+    def copied(cls, model: nn.Module, dtype: torch.dtype, *, own_head: bool) -> Serving:
+        """own_head: whether the model's own forward call makes the logits (False: `logits`, which needs a linear head)."""
+        clone = fold_adapters(pretrained(model), _clone(pretrained(model), dtype))
+        scale = 1.0 if own_head else output_head(clone).scale
+        if can_pack(clone.device, dtype):
+            _pack_linears(clone)
+        return cls(clone, None if own_head else clone.get_output_embeddings(), scale)
+
+    @contextmanager
+    def ready(self, layout: Layout | None) -> Iterator[None]:
+        """Evaluation mode (dropout off), no gradients, no autocast, attention by `layout` (None: the model's own)."""
+        with ExitStack() as stack:
+            stack.enter_context(_evaluating(self.module))
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(torch.autocast(self.module.device.type, enabled=False))
+            if layout is not None:
+                stack.enter_context(attend_with(self.module, layout))
+            yield
+
+    def hidden(self, ids: list[int], positions: list[int]) -> Tensor:
+        """[T, width] of one flat row of T tokens. Padding behind it has id 0, position 0."""
+        room = max(0, _FULL_TILE - len(ids))
+        row = torch.tensor([ids + [0] * room, positions + [0] * room], device=self.module.device)
+        return body(self.module, row[:1], row[1:])[: len(ids)]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, width] -> [n, V]."""
+        full = pad(hidden, (0, 0, 0, max(0, _FULL_TILE - len(hidden))))
+        if self._head is not None:
+            raw, scale = cast(Tensor, self._head(full)), self._scale
+        else:
+            weight, bias, scale = output_head(self.module)
+            raw = linear(full, weight, bias)
+        return raw[: len(hidden)] if scale == 1.0 else raw[: len(hidden)] * scale
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the `with`; every module gets its own mode back."""
+    training = [part for part in module.modules() if part.training]
+    try:
+        module.eval()
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def _clone(inner: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """A frozen copy with its weights in `dtype`. Weights are converted while copying, so the copy never exists in the old dtype.
+
+    Buffers that are no weights (rotary frequencies) keep their precision.
+    """
+    converted: dict[int, Any] = {}
+    for weight in inner.parameters():
+        target = dtype if weight.is_floating_point() else weight.dtype
+        converted[id(weight)] = nn.Parameter(weight.detach().to(target, copy=True), requires_grad=False)
+    saved = inner.state_dict().keys()
+    for name, buffer in inner.named_buffers():
+        if name in saved and buffer.is_floating_point():
+            converted[id(buffer)] = buffer.detach().to(dtype, copy=True)
+    return copy.deepcopy(inner, converted).eval()
+
+
+def _is_adapted(module: nn.Module) -> bool:
+    return all(hasattr(module, name) for name in ("get_base_layer", "merge", "disable_adapters"))
+
+
+def fold_adapters(live: PreTrainedModel, clone: PreTrainedModel) -> PreTrainedModel:
+    """Replace each adapted layer of the clone by a plain one that computes what the live layer computes now.
+
+    peft's own merge does the sum, on a throw-away fp32 copy of one layer at a time, so every kind of adapter is covered and
+    W + B A s is rounded once.
+    """
+    for name, module in list(live.named_modules()):
+        if hasattr(module, "modules_to_save") and hasattr(module, "original_module"):
+            clone.set_submodule(name, _saved_in_use(clone.get_submodule(name)))
+        elif _is_adapted(module):
+            clone.set_submodule(name, _folded(module, clone.dtype))
+    return clone
+
+
+def _saved_in_use(wrapper: Any) -> nn.Module:
+    """The one of peft's two copies of a module (original and trained) that is in use."""
+    if wrapper.disable_adapters:
+        return cast(nn.Module, wrapper.original_module)
+    (active,) = wrapper.active_adapters
+    return cast(nn.Module, wrapper.modules_to_save[active])
+
+
+def _folded(live: Any, dtype: torch.dtype) -> nn.Module:
+    twin: Any = copy.deepcopy(live).float()
+    if twin.disable_adapters and twin.merged:
+        twin.unmerge()
+    elif not twin.disable_adapters and set(twin.active_adapters) - set(twin.merged_adapters):
+        twin.merge()
+    return cast(nn.Module, twin.get_base_layer()).to(dtype).requires_grad_(False)
+
+
+def _pack_linears(model: PreTrainedModel) -> None:
+    """Swap every plain linear layer for a packed one. Exact type: a subclass may compute something else."""
+    for name, module in list(model.named_modules()):
+        if type(module) is nn.Linear:
+            model.set_submodule(name, PackedLinear(module.weight.detach(), None if module.bias is None else module.bias.detach()))
+
+
+def fingerprint(model: nn.Module) -> tuple[object, ...]:
+    """Equal fingerprints = the same weights and the same adapters in use, unless weights were written through `.data`.
+
+    Costs nothing: in-place updates are counted by autograd's version counters.
+    """
+    weights = [(weight.data_ptr(), -1 if weight.is_inference() else weight._version) for weight in model.parameters()]
+    adapters = [_adapter_state(module) for module in model.modules() if isinstance(getattr(module, "disable_adapters", None), bool)]
+    return (*weights, *adapters)
+
+
+def _adapter_state(layer: Any) -> tuple[object, ...]:
+    scaling = tuple(sorted(getattr(layer, "scaling", {}).items()))
+    return (tuple(layer.active_adapters), layer.disable_adapters, tuple(getattr(layer, "merged_adapters", ())), scaling)

@@ -1,0 +1,314 @@
+"""The process in which reward functions run. Started by `worker.RewardWorker`; imports no torch of its own.
+
+It answers one request at a time, in order:
+
+    ("load", sources, memory_bytes)     run the reward files, reply with a description of each function
+    ("rows", packed)                    keep the rows of a batch, each as a pickle of (RolloutView, columns)
+    ("call", function, rows, mode, s)   reply with one outcome per row
+
+Requests are pickles (the trainer is trusted); replies are JSON (reward files need not be). Both travel over pipes of their own,
+so whatever a function prints goes to stderr and cannot be taken for a reply. The parent enforces deadlines by killing this process.
+
+An outcome is a list: ["value", x] · ["none"] · ["refused", what it returned] · ["failed", kind, message, traceback].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+import os
+import pickle
+import resource
+import struct
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Real
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from postgrad.rewards.base import CallForm, bind, call_form, declaration_of
+
+HEADER = struct.Struct("<Q")
+CONCURRENT = 16
+"""Rows of an async reward that wait at the same time."""
+
+Mode = Literal["single", "together", "concurrent"]
+Outcome = list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSource:
+    """Where a function comes from: the text of a file as it was when the run began, or (path "") the shipped library."""
+
+    function: str
+    path: str = ""
+    text: str = ""
+    args: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    call: Callable[..., Any]
+    form: CallForm
+    args: Mapping[str, Any]
+
+
+class _Refused(Exception):
+    """The file holds no such function, or one that cannot be called as a reward."""
+
+
+class _Late(Exception):
+    """An async reward passed its deadline (its own `TimeoutError`s are ordinary exceptions)."""
+
+
+def main(read_fd: int, write_fd: int) -> None:
+    _detach(read_fd, write_fd)
+    with os.fdopen(read_fd, "rb") as requests, os.fdopen(write_fd, "wb") as replies:
+        _serve(requests, replies)
+    os._exit(0)  # threads that a reward left behind must not keep the process alive
+
+
+def _detach(*channel: int) -> None:
+    """Keep the channel from grandchildren, send prints to stderr, and die with the trainer."""
+    for fd in channel:
+        os.set_inheritable(fd, False)
+    os.dup2(2, 1)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _die_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
+    functions: list[_Loaded] = []
+    rows: list[bytes] = []
+    while header := requests.read(HEADER.size):
+        request = pickle.loads(requests.read(HEADER.unpack(header)[0]))
+        reply: Any
+        if request[0] == "load":
+            functions, reply = _load_all(request[1])
+            _limit_memory(request[2])
+        elif request[0] == "rows":
+            rows, reply = request[1], len(request[1])
+        else:
+            _, index, picked, mode, seconds = request
+            _limit_cpu(seconds)
+            reply = _call(functions[index], [rows[row] for row in picked], mode, seconds)
+        data = json.dumps(reply).encode()
+        replies.write(HEADER.pack(len(data)) + data)
+        replies.flush()
+
+
+# ---------------------------------------------------------------------------------------------------------------- loading
+
+
+def _load_all(sources: Sequence[FunctionSource]) -> tuple[list[_Loaded], list[dict[str, Any]]]:
+    functions: list[_Loaded] = []
+    replies: list[dict[str, Any]] = []
+    modules: dict[str, types.ModuleType] = {}
+    for source in sources:
+        try:
+            loaded = _load(source, modules)
+            replies.append(_describe(loaded))
+            functions.append(loaded)
+        except BaseException as error:
+            return [], [*replies, {"problem": _problem(error)}]
+    return functions, replies
+
+
+def _load(source: FunctionSource, modules: dict[str, types.ModuleType]) -> _Loaded:
+    if source.path:
+        if source.path not in modules:
+            modules[source.path] = _run_file(source)
+        function = _lookup(modules[source.path], source)
+    else:
+        from postgrad.rewards.library import LIBRARY
+
+        function = LIBRARY[source.function]
+    args = source.args or {}
+    try:
+        form = call_form(function, args)
+        declared = declaration_of(function)
+        if declared is not None and declared.check_args is not None:
+            declared.check_args(**args)
+    except (ValueError, TypeError) as error:
+        raise _Refused(f"{source.function} {error}") from error
+    return _Loaded(function, form, args)
+
+
+def _run_file(source: FunctionSource) -> types.ModuleType:
+    """Run the file's text as a module; files beside it can be imported."""
+    folder = str(Path(source.path).parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    module = types.ModuleType(f"postgrad_rewards_of_{Path(source.path).stem}")
+    module.__file__ = source.path
+    sys.modules[module.__name__] = module
+    exec(compile(source.text, source.path, "exec"), module.__dict__)
+    return module
+
+
+def _lookup(module: types.ModuleType, source: FunctionSource) -> Callable[..., Any]:
+    found = getattr(module, source.function, None)
+    if callable(found):
+        return found  # type: ignore[no-any-return]
+    if found is not None:
+        raise _Refused(f"{source.function} is a {type(found).__name__}, not a function")
+    own = [name for name, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__]
+    raise _Refused(f"there is no function {source.function}; the file defines {', '.join(own) or 'none'}")
+
+
+def _describe(loaded: _Loaded) -> dict[str, Any]:
+    declared = declaration_of(loaded.call)
+    described = {} if declared is None else {
+        "name": declared.name, "scope": declared.scope, "claim": declared.claim, "range": declared.range, "role": declared.role,
+        "deadline_s": declared.deadline_s, "group": declared.group,
+    }  # fmt: skip
+    form = {name: getattr(loaded.form, name) for name in CallForm.__slots__}
+    return {"form": form, "declared": described or None, "doc": inspect.getdoc(loaded.call) or ""}
+
+
+def _problem(error: BaseException) -> dict[str, Any]:
+    """What went wrong while loading, and the line of the last frame (of the text, for a syntax error)."""
+    if isinstance(error, _Refused):
+        return {"message": str(error), "where": None}
+    if isinstance(error, SyntaxError):
+        return {"message": f"SyntaxError: {error.msg}", "where": f"{error.filename}:{error.lineno}"}
+    frames = traceback.extract_tb(error.__traceback__)
+    return {"message": _one_line(error), "where": f"{frames[-1].filename}:{frames[-1].lineno}"}
+
+
+# ---------------------------------------------------------------------------------------------------------------- calling
+
+
+def _call(function: _Loaded, packed: Sequence[bytes], mode: Mode, seconds: float) -> list[Outcome]:
+    if mode == "concurrent":
+        return asyncio.run(_all_rows(function, packed, seconds))
+    try:
+        positional, keywords = bind(function.form, [pickle.loads(row) for row in packed], function.args)
+        returned = function.call(*positional, **keywords)
+        if inspect.isawaitable(returned):
+            returned = asyncio.run(_within(returned, seconds))
+        return _outcomes(returned, len(packed), listed=function.form.takes_lists)
+    except BaseException as error:
+        return [_failure(error)] * len(packed)
+
+
+async def _all_rows(function: _Loaded, packed: Sequence[bytes], seconds: float) -> list[Outcome]:
+    """All rows of an async reward, `CONCURRENT` at a time, each with its own deadline."""
+    slots = asyncio.Semaphore(CONCURRENT)
+
+    async def one(row: bytes) -> Outcome:
+        async with slots:
+            try:
+                positional, keywords = bind(function.form, [pickle.loads(row)], function.args)
+                return _outcomes(await _within(function.call(*positional, **keywords), seconds), 1, listed=function.form.takes_lists)[0]
+            except BaseException as error:
+                return _failure(error)
+
+    return await asyncio.gather(*(one(row) for row in packed))
+
+
+async def _within(awaitable: Any, seconds: float) -> Any:
+    try:
+        async with asyncio.timeout(seconds) as deadline:
+            return await awaitable
+    except TimeoutError as error:
+        if deadline.expired():
+            raise _Late(f"took longer than its deadline of {seconds:g} s") from None
+        raise error
+
+
+def _outcomes(returned: Any, rows: int, *, listed: bool) -> list[Outcome]:
+    """One outcome per row. A list of another length is refused, never stretched."""
+    if not listed:
+        return [_outcome(returned)]
+    values = returned.tolist() if hasattr(returned, "tolist") else returned
+    if not isinstance(values, list | tuple):
+        return [["refused", f"{_named(returned)}, expected a list of {rows} numbers"]] * rows
+    if len(values) != rows:
+        return [["refused", f"a list of {len(values)}, expected {rows} numbers"]] * rows
+    return [_outcome(value) for value in values]
+
+
+def _outcome(value: Any) -> Outcome:
+    if value is None:
+        return ["none"]
+    try:
+        return ["value", as_float(value)]
+    except TypeError:
+        return ["refused", f"{_named(value)}, expected a number or None"]
+
+
+def as_float(value: Any) -> float:
+    """A bool, int, float, Fraction, Decimal, or a numpy or torch scalar as a float; `TypeError` for anything else.
+
+    >>> as_float(True), as_float(Decimal("0.5"))
+    (1.0, 0.5)
+    """
+    number: Any = value
+    if isinstance(value, Real | Decimal):
+        try:
+            return float(number)
+        except OverflowError:  # an int of over 308 digits
+            return math.inf if number > 0 else -math.inf
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return as_float(value.item())
+    raise TypeError(f"{type(value).__name__} is no number")
+
+
+def _named(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:60] + '…'}"
+
+
+def _failure(error: BaseException) -> Outcome:
+    if isinstance(error, MemoryError):
+        return ["failed", "memory", "MemoryError: more memory than a reward may take", ""]
+    if isinstance(error, _Late):
+        return ["failed", "timeout", str(error), ""]
+    text = "".join(traceback.format_exception(error, limit=-6))
+    return ["failed", "exception", _one_line(error), text[-4000:]]
+
+
+def _one_line(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()[:500]
+
+
+# ----------------------------------------------------------------------------------------------------------------- limits
+
+
+def _limit_memory(allowance: int | None) -> None:
+    """Let the process grow by `allowance` bytes from here. Counted on what is loaded already, so importing torch costs nothing."""
+    if allowance is None:
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    soft = _data_bytes() + allowance
+    resource.setrlimit(resource.RLIMIT_DATA, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+def _data_bytes() -> int:
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return 0
+    return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmData"))
+
+
+def _limit_cpu(seconds: float) -> None:
+    """A call that outlives the trainer (killed with SIGKILL while C code holds the interpreter) ends by itself."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    soft = int(used.ru_utime + used.ru_stime + (seconds + 10.0) * (os.cpu_count() or 1)) + 1
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))

@@ -1,0 +1,79 @@
+"""What a tool returned or raised → the text the model reads. Every kind of failure has one name, under which it is counted."""
+
+from __future__ import annotations
+
+import base64
+import json
+from enum import StrEnum
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+
+class ErrorKind(StrEnum):
+    """Why a call failed: the value of `ToolResult.error`."""
+
+    MALFORMED = "malformed"
+    """The text between the call markers was no call."""
+    UNKNOWN_TOOL = "unknown_tool"
+    """No tool has this name."""
+    ARGUMENTS = "arguments"
+    """The arguments do not fit the tool's schema."""
+    RAISED = "raised"
+    """The tool raised, `SystemExit` and `KeyboardInterrupt` included."""
+    DEADLINE = "deadline"
+    """The tool did not return in time."""
+    OUTPUT = "output"
+    """The tool returned something that cannot be written as text."""
+    INFRASTRUCTURE = "infrastructure"
+    """The tool raised `InfrastructureError`: not the model's fault, never shown to it."""
+
+
+class OutputError(Exception):
+    """A tool returned something that cannot be written as text."""
+
+
+def result_text(value: Any, *, max_chars: int) -> str:
+    """A string as it is, bytes as a base64 note, anything else as JSON (dataclasses, models, dates and enums included).
+
+    At most `max_chars` characters, and marked where it was cut. Characters that no encoding can carry (lone surrogates) become `?`.
+
+    >>> result_text({"rows": 2}, max_chars=100), result_text(None, max_chars=100), result_text(b"hi", max_chars=100)
+    ('{"rows": 2}', 'null', '2 bytes, base64: aGk=')
+    """
+    if isinstance(value, str):
+        text = str.__str__(value)  # a subclass may print itself as something else
+    elif isinstance(value, bytes | bytearray | memoryview):
+        text = f"{len(bytes(value))} bytes, base64: {base64.b64encode(bytes(value)[:max_chars]).decode()}"
+    else:
+        text = _json_text(value)
+    return shorten(text, max_chars=max_chars)
+
+
+def _json_text(value: Any) -> str:
+    try:
+        plain = to_jsonable_python(value, bytes_mode="base64")
+    except Exception as error:  # the value's own code runs here (serialisers, properties, iterators): whatever it raises is its fault
+        raise OutputError(f"returned {type(value).__name__}, which cannot be written as JSON") from error
+    return json.dumps(plain, ensure_ascii=False)
+
+
+def shorten(text: str, *, max_chars: int) -> str:
+    """At most `max_chars` characters, the mark included.
+
+    >>> shorten("x" * 100, max_chars=30)
+    'xxxxxxx… [cut: 100 characters]'
+    """
+    if len(text) > max_chars:
+        mark = f"… [cut: {len(text)} characters]"
+        text = (text[: max(max_chars - len(mark), 0)] + mark)[:max_chars]
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def exception_text(error: BaseException) -> str:
+    """`ValueError: no such city`, or the type alone when the exception says nothing."""
+    try:
+        message = str(error)
+    except Exception:  # the exception's own `__str__` is user code; its type still says what happened
+        message = ""
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -1,0 +1,125 @@
+"""Groups that have been scored, and the training rows they become.
+
+`JudgedGroup` is one group with its rewards, advantages and the split of each advantage over the rewards. From it come the rollout
+files (everything a reader needs), the metrics, and the `TrainRow`s of the packed batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from postgrad.rollout.record import group_to_json
+from postgrad.types import Group, Rollout, Segment, Source, StopReason, TrainRow
+
+
+@dataclass(frozen=True)
+class JudgedGroup:
+    """One group after scoring. Sequences have one entry per rollout; NaN = abstained.
+
+    rewards:    by name, the reward's value.
+    totals:     weighted sums.
+    advantages: 0 where nothing can be said.
+    shares:     by reward, its part of the advantage; the parts add up to it.
+    dropped:    why the group is left out of the batch ("" = it is in).
+    """
+
+    group: Group
+    rewards: Mapping[str, Sequence[float]]
+    totals: Sequence[float]
+    advantages: Sequence[float]
+    shares: Mapping[str, Sequence[float]]
+    dropped: str = ""
+
+    def record(self, step: int) -> dict[str, Any]:
+        """One line of a rollout file."""
+        per_rollout = [
+            {
+                "rewards": {name: _json(values[index]) for name, values in self.rewards.items()},
+                "total": _json(self.totals[index]),
+                "advantage": self.advantages[index],
+                "advantage_by_reward": {name: _json(values[index]) for name, values in self.shares.items()},
+            }
+            for index in range(len(self.group.rollouts))
+        ]
+        return {"step": step, "dropped": self.dropped, **group_to_json(self.group), "scores": per_rollout}
+
+
+def _json(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Denominators:
+    """What the loss of one optimizer step is divided by, over every micro-batch and rank: trained tokens, and rollouts."""
+
+    tokens: float
+    rollouts: float
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """One optimizer step: the rows that can have a gradient, and denominators that count the others as well.
+
+    `sampled` holds, per row, the sampler's log-probs of the trained tokens: how far the trainer's differ is worth watching.
+    """
+
+    rows: tuple[TrainRow, ...]
+    denominators: Denominators
+
+    def to_json(self) -> dict[str, Any]:
+        return {"rows": [asdict(row) for row in self.rows], "denominators": asdict(self.denominators)}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Minibatch:
+        rows = tuple(TrainRow(**{**row, "token_ids": tuple(row["token_ids"]), "trained": tuple(row["trained"])}) for row in record["rows"])
+        return cls(rows, Denominators(**record["denominators"]))
+
+
+def counts(rollout: Rollout, total: float, *, mask_truncated: bool) -> bool:
+    """Whether a rollout is part of the loss at all: it was scored, its infrastructure held, and no limit masks it."""
+    if rollout.stop is StopReason.INFRASTRUCTURE or math.isnan(total):
+        return False
+    return not (mask_truncated and rollout.stop.truncated)
+
+
+def rows_of(index: int, rollout: Rollout, advantage: float) -> list[TrainRow]:
+    """The training rows of one rollout of group `index`: one, or one per fork. The mask is the rollout's own tool mask."""
+    rows = [_row(segments, advantage) for segments in (*rollout.forks, rollout.segments)]
+    prompt = rollout.segments[0]
+    if rollout.forks or prompt.source is not Source.PROMPT:
+        return rows
+    (row,) = rows
+    return [TrainRow(row.token_ids, row.trained, index, len(prompt.token_ids), row.per_token, row.per_row)]
+
+
+def _row(segments: Sequence[Segment], advantage: float) -> TrainRow:
+    ids = tuple(token for segment in segments for token in segment.token_ids)
+    mask = tuple(flag for segment in segments for flag in segment.mask)
+    old = [value for segment in segments for value in (segment.logprobs or (0.0,) * len(segment.token_ids))]
+    return TrainRow(ids, mask, per_token={"sampler_logprobs": old}, per_row={"advantages": advantage})
+
+
+def split_minibatches(groups: Sequence[JudgedGroup], *, minibatches: int, epochs: int, mask_truncated: bool, skip_zero: bool) -> list[Minibatch]:
+    """Split whole groups evenly over the optimizer steps of one pass, and repeat the pass `epochs` times.
+
+    skip_zero: leave out rows whose advantage is 0 (without a KL term they have no gradient); they still count in the denominators.
+    """
+    share = max(1, -(-len(groups) // minibatches))
+    pieces = [groups[start * share : (start + 1) * share] for start in range(minibatches)]
+    batches = [_minibatch(piece, start * share, mask_truncated=mask_truncated, skip_zero=skip_zero) for start, piece in enumerate(pieces)]
+    return batches * epochs
+
+
+def _minibatch(groups: Sequence[JudgedGroup], first: int, *, mask_truncated: bool, skip_zero: bool) -> Minibatch:
+    counted = [
+        (row, judged.advantages[position])
+        for index, judged in enumerate(groups, start=first)
+        for position, rollout in enumerate(judged.group.rollouts)
+        if counts(rollout, judged.totals[position], mask_truncated=mask_truncated)
+        for row in rows_of(index, rollout, judged.advantages[position])
+    ]
+    denominators = Denominators(float(sum(row.trained_tokens for row, _ in counted)), float(len(counted)))
+    return Minibatch(tuple(row for row, advantage in counted if advantage != 0.0 or not skip_zero), denominators)

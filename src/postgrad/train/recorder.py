@@ -1,0 +1,37 @@
+"""Writes what happened in a batch: the rollout file, every reward failure, and each note once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from postgrad.rewards.advice import observed_notes
+from postgrad.rewards.load import LoadedReward
+from postgrad.train.judged import JudgedGroup
+from postgrad.train.judging import Scored
+from postgrad.train.loop import Reporter
+from postgrad.train.presets import AdvantageScale
+from postgrad.train.run_directory import RunDirectory
+
+
+@dataclass
+class Recorder:
+    directory: RunDirectory
+    reporter: Reporter
+    rewards: Sequence[LoadedReward]
+    scale: AdvantageScale
+    said: set[str] = field(default_factory=set)
+
+    def __call__(self, step: int, scored: Scored, judged: Sequence[JudgedGroup]) -> None:
+        self.directory.write_rollouts(step, [group.record(step) for group in judged])
+        for failure in scored.scores.failures:
+            self.directory.event("reward_failure", step=step, **asdict(failure))
+            self._once(f"failure {failure.reward} {failure.kind}", f"reward {failure.reward} failed at {failure.row}: {failure.message}")
+        for note in observed_notes(self.rewards, scored.scores, scale=self.scale):
+            self._once(note.id, note.message)
+
+    def _once(self, kind: str, text: str) -> None:
+        if kind not in self.said:
+            self.said.add(kind)
+            self.reporter.note(text)
+            self.directory.event("note", kind=kind, text=text)

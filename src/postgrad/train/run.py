@@ -1,0 +1,165 @@
+"""Runs a recipe, or the stages of a pipeline in order. What the command line and a Python user call.
+
+    from pathlib import Path
+    from postgrad.train.recipe_file import load_recipe
+    from postgrad.train.run import run
+
+    run(load_recipe(Path("recipe.yaml")))
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from postgrad.errors import CheckpointError, RecipeError
+from postgrad.rewards.score import Scorer
+from postgrad.rollout.agent import Progress
+from postgrad.rollout.tools import load_tools
+from postgrad.train import setup
+from postgrad.train.evaluate import Evaluator
+from postgrad.train.grpo import GRPO, GRPOParts
+from postgrad.train.loop import Method, Reporter, SilentReporter, fit
+from postgrad.train.notes import grpo_notes
+from postgrad.train.presets import loss_settings
+from postgrad.train.recorder import Recorder
+from postgrad.train.recipe import Base, GRPORecipe, Pipeline, SFTRecipe
+from postgrad.train.recipe_file import LoadedRecipe, parse_recipe
+from postgrad.train.run_directory import RunDirectory, open_pipeline, open_run
+from postgrad.train.sft import SFT
+
+
+def run(loaded: LoadedRecipe, reporter: Reporter | None = None, *, overwrite: bool = False) -> Path:
+    """Train; returns the folder of the finished model (of the last stage). Continues a run that was stopped.
+
+    Raises the errors of `postgrad.errors`; `Interrupted` after a clean save.
+    """
+    watcher = reporter or SilentReporter()
+    if isinstance(loaded.recipe, Pipeline):
+        return _run_pipeline(loaded.recipe, loaded, watcher, overwrite=overwrite)
+    return _run_one(loaded.recipe, loaded, watcher, name=loaded.recipe.method, overwrite=overwrite)  # type: ignore[attr-defined]
+
+
+def resume(path: Path, reporter: Reporter | None = None) -> Path:
+    """Continue the run (or pipeline) that lives in `path`, from its resolved recipe."""
+    return run(load_run(path), reporter)
+
+
+def load_run(path: Path) -> LoadedRecipe:
+    """The recipe of a run directory, exactly as it was resolved."""
+    file = path / "resolved.json"
+    if not file.is_file():
+        raise CheckpointError("this is not a run directory (no resolved.json)", where=str(path), hint="pass the run_dir of a recipe")
+    record = json.loads(file.read_text(encoding="utf-8"))
+    text = (path / "recipe.yaml").read_text(encoding="utf-8") if (path / "recipe.yaml").exists() else ""
+    recipe = parse_recipe(record["recipe"])
+    moved = recipe.model_copy(update={"run_dir": str(path)}) if isinstance(recipe, Base) else recipe
+    return LoadedRecipe(recipe=moved, base=Path(record["base"]), text=text)
+
+
+def _run_pipeline(pipeline: Pipeline, loaded: LoadedRecipe, reporter: Reporter, *, overwrite: bool) -> Path:
+    """Run each stage that is not finished; `model: stage:NAME` is the model that stage NAME wrote."""
+    model = Path(pipeline.run_dir)
+    with open_pipeline(pipeline, loaded.base, source_text=loaded.text, overwrite=overwrite):
+        for name, recipe in pipeline.stages.items():
+            stage = stage_recipe(pipeline, recipe)
+            model = _run_one(stage, loaded, reporter, name=name, overwrite=False)
+    return model
+
+
+def stage_recipe(pipeline: Pipeline, recipe: SFTRecipe | GRPORecipe) -> SFTRecipe | GRPORecipe:
+    """The recipe with `stage:NAME` replaced by the folder of that stage's model."""
+    if not recipe.model.startswith("stage:"):
+        return recipe
+    source = pipeline.stages[recipe.model.removeprefix("stage:")]
+    return recipe.model_copy(update={"model": str(Path(source.run_dir) / "model")})
+
+
+def _run_one(recipe: Base, loaded: LoadedRecipe, reporter: Reporter, *, name: str, overwrite: bool) -> Path:
+    with open_run(recipe, loaded.base, source_text=loaded.text, overwrite=overwrite) as directory:
+        if directory.finished:
+            reporter.note(f"{name}: already finished, nothing to do")
+            return directory.model
+        directory.check_inputs(setup.input_hashes(recipe, loaded.base))
+        with build(recipe, loaded.base, directory, reporter) as built:
+            return fit(built.method, directory, recipe, reporter, name=name, notes=built.notes)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A method that is ready to step, and what the user should know before it does."""
+
+    method: Method
+    notes: Sequence[str]
+
+
+@contextmanager
+def build(recipe: Base, base: Path, directory: RunDirectory, reporter: Reporter) -> Iterator[Built]:
+    """Load everything the recipe names. Worker processes of the rewards end with the block."""
+    if isinstance(recipe, SFTRecipe):
+        yield build_sft(recipe, base)
+        return
+    if not isinstance(recipe, GRPORecipe):
+        raise RecipeError(f"no trainer for {type(recipe).__name__}")
+    with ExitStack() as stack:
+        yield build_grpo(recipe, base, directory, reporter, stack)
+
+
+def build_sft(recipe: SFTRecipe, base: Path) -> Built:
+    policy = setup.load_policy(recipe)
+    rows, report = setup.load_sft(recipe, policy, base, name=recipe.data.train)
+    notes = [*policy.chat.notes, *report.lines()]
+    heldout = []
+    if recipe.data.eval is not None:
+        heldout, heldout_report = setup.load_sft(recipe, policy, base, name=recipe.data.eval)
+        notes += [f"held out: {line}" for line in heldout_report.lines()]
+    engine = setup.make_engine(recipe, policy, with_reference=False)
+    return Built(SFT(recipe, policy, engine, rows, heldout[: recipe.evaluation.rows]), notes)
+
+
+def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
+    toolbox = load_tools(recipe.tools, base)
+    rewards = setup.load_recipe_rewards(recipe, base)
+    policy = setup.load_policy(recipe)
+    train = setup.load_prompts(recipe, policy, base, name=recipe.data.train, toolbox=toolbox)
+    setup.check_reward_columns(rewards, train.prompts)
+    scorer = stack.enter_context(Scorer(rewards))
+    sampler = policy.sampler(max_batch=recipe.sampler.max_batch)
+
+    def on_progress(progress: Progress) -> None:
+        reporter.working("rollouts", progress.done, progress.done + progress.live)
+
+    evaluator = None
+    if recipe.data.eval is not None:
+        heldout = setup.load_prompts(recipe, policy, base, name=recipe.data.eval, toolbox=toolbox, rows=recipe.evaluation.rows)
+        setup.check_reward_columns(rewards, heldout.prompts)
+        evaluator = Evaluator(
+            sampler=sampler,
+            chat=policy.chat,
+            toolbox=toolbox,
+            rollout=setup.rollout_config(recipe.rollout, samples=recipe.evaluation.samples),
+            params=setup.sampling_params(recipe.rollout, policy.chat, temperature=recipe.evaluation.temperature),
+            scorer=scorer,
+            prompts=heldout.prompts,
+            seed=recipe.seed,
+            on_progress=on_progress,
+        )
+    parts = GRPOParts(
+        policy=policy,
+        engine=setup.make_engine(recipe, policy, with_reference=recipe.loss.kl_coef > 0),
+        sampler=sampler,
+        params=setup.sampling_params(recipe.rollout, policy.chat),
+        toolbox=toolbox,
+        rollout=setup.rollout_config(recipe.rollout),
+        scorer=scorer,
+        prompts=train.prompts,
+        evaluator=evaluator,
+        record=Recorder(directory, reporter, rewards, loss_settings(recipe.loss, recipe.rollout).scale),
+        on_progress=on_progress,
+    )
+    notes = [*policy.chat.notes, *train.report.lines(), *grpo_notes(recipe, rewards, policy)]
+    return Built(GRPO(recipe, parts), notes)

@@ -1,0 +1,195 @@
+"""Recipes: what is refused, and that each refusal names the key, the line and what to write instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from postgrad.errors import RecipeError
+from postgrad.train.recipe import GRPORecipe, Pipeline, SFTRecipe
+from postgrad.train.recipe_file import load_recipe, parse_recipe
+
+SFT = """\
+method: sft
+model: smollm2-135m
+run_dir: runs/x
+max_steps: 3
+data: {train: rows.jsonl}
+optimizer:
+  learning_rate: 1e-5
+  warmup_steps: 1
+"""
+GRPO = """\
+method: grpo
+model: smollm2-135m
+run_dir: runs/x
+max_steps: 3
+data:
+  train: rows.jsonl
+rollout:
+  group_size: 4
+rewards:
+  - {use: "rewards.py:correct"}
+"""
+
+
+@pytest.fixture()
+def recipe(tmp_path: Path):
+    def write(text: str) -> Path:
+        path = tmp_path / "recipe.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def refusal(path: Path, *overrides: str) -> RecipeError:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path, overrides)
+    return caught.value
+
+
+def test_scientific_notation_without_a_dot_is_a_number(recipe):
+    loaded = load_recipe(recipe(SFT))
+    assert isinstance(loaded.recipe, SFTRecipe)
+    assert loaded.recipe.optimizer.learning_rate == 1e-5
+
+
+def test_unknown_key_is_named_with_its_line_and_the_nearest_key(recipe):
+    error = refusal(recipe(SFT.replace("warmup_steps", "warmup_stepss")))
+    assert error.where is not None
+    assert error.where.endswith("recipe.yaml:8")
+    assert "optimizer.warmup_stepss" in error.what
+    assert error.hint == "did you mean warmup_steps?"
+    assert error.exit_code == 2
+
+
+def test_key_in_the_wrong_section_names_the_right_one(recipe):
+    assert refusal(recipe(SFT + "learning_rate: 1e-5\n")).hint == "it belongs to optimizer.learning_rate"
+
+
+def test_key_of_another_method_is_refused(recipe):
+    assert "rollout" in refusal(recipe(SFT + "rollout: {group_size: 4}\n")).what
+
+
+@pytest.mark.parametrize("value", ["fast", "-1", ".nan", ".inf", "0"])
+def test_learning_rate_that_is_no_positive_number_is_refused(recipe, value):
+    error = refusal(recipe(SFT), f"optimizer.learning_rate={value}")
+    assert "optimizer.learning_rate" in error.what
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("rollout.group_size=1", "rollout.group_size"),
+        ("loss={clip_low: 1.0}", "loss.clip_low"),
+        ("loss={kl_coef: -0.1}", "loss.kl_coef"),
+        ("batch={prompts: 8, minibatches: 3}", "batch.minibatches"),
+        ("epochs=1", "max_steps"),
+        ("rollout={top_p: 0.9}", "loss.old_logprobs"),
+        ("rollout={refill: 2}", "rollout.refill"),
+        ("rewards=[]", "rewards"),
+        ("rollout.temperature=0", "rollout.temperature"),
+    ],
+)
+def test_impossible_combinations_are_refused_at_their_key(recipe, override, key):
+    assert refusal(recipe(GRPO), override).what.startswith(key)
+
+
+def test_divisors_are_listed_when_minibatches_do_not_divide_prompts(recipe):
+    assert "[1, 2, 4, 8]" in refusal(recipe(GRPO), "batch={prompts: 8, minibatches: 3}").what
+
+
+def test_top_p_is_allowed_when_the_ratio_does_not_use_the_sampler(recipe):
+    loaded = load_recipe(recipe(GRPO), ["rollout.top_p=0.9", "loss={old_logprobs: policy}"])
+    assert isinstance(loaded.recipe, GRPORecipe)
+
+
+def test_neither_steps_nor_epochs_is_refused(recipe):
+    assert "exactly one" in refusal(recipe(SFT.replace("max_steps: 3\n", ""))).what
+
+
+def test_duplicate_key_is_refused_not_overwritten(recipe):
+    error = refusal(recipe(SFT + "max_steps: 9\n"))
+    assert "stands twice" in error.what
+    assert "line 4" in error.what
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "just text\n"])
+def test_file_that_is_no_mapping_is_refused(recipe, text):
+    assert "mapping" in refusal(recipe(text)).what
+
+
+@pytest.mark.parametrize("text", ["method: sft\n\tmodel: x\n", "method: 'sft\n", "a: b: c\n"])
+def test_broken_yaml_names_line_and_column(recipe, text):
+    error = refusal(recipe(text))
+    assert error.where is not None
+    assert error.where.count(":") >= 2
+
+
+def test_python_tag_constructs_nothing(recipe, tmp_path):
+    target = tmp_path / "made"
+    error = refusal(recipe(f"method: !!python/object/apply:os.mkdir [{target}]\n"))
+    assert "not allowed" in error.what
+    assert not target.exists()
+
+
+def test_unknown_method_suggests_the_nearest(recipe):
+    assert refusal(recipe(SFT), "method=sfft").hint == "did you mean sft?"
+
+
+def test_override_of_unknown_path_is_refused(recipe):
+    assert "grpo" in refusal(recipe(SFT), "grpo.x=1").what
+
+
+@pytest.mark.parametrize("override", ["max_steps", "=3", "method.x=1"])
+def test_malformed_override_is_refused(recipe, override):
+    refusal(recipe(SFT), override)
+
+
+def test_override_reaches_list_items(recipe):
+    loaded = load_recipe(recipe(GRPO), ["rewards.0.weight=0.5"])
+    assert isinstance(loaded.recipe, GRPORecipe)
+    assert loaded.recipe.rewards[0].weight == 0.5
+
+
+def test_missing_file_is_a_recipe_error(tmp_path):
+    assert "cannot be read" in refusal(tmp_path / "no.yaml").what
+
+
+def _stages(second_model: str) -> str:
+    def indent(text: str) -> str:
+        return "".join("    " + line + "\n" for line in text.splitlines() if not line.startswith("run_dir"))
+
+    return (
+        "run_dir: runs/pipe\nseed: 7\nstages:\n  warm:\n" + indent(SFT) + "  rl:\n" + indent(GRPO.replace("smollm2-135m", second_model))
+    )
+
+
+def test_pipeline_stages_inherit_run_dir_and_seed(recipe):
+    loaded = load_recipe(recipe(_stages("stage:warm")))
+    assert isinstance(loaded.recipe, Pipeline)
+    assert loaded.recipe.stages["rl"].run_dir == "runs/pipe/rl"
+    assert loaded.recipe.stages["rl"].seed == 7
+
+
+@pytest.mark.parametrize("model", ["stage:rl", "stage:nobody"])
+def test_pipeline_stage_may_only_use_an_earlier_stage(recipe, model):
+    error = refusal(recipe(_stages(model)))
+    assert "no earlier stage" in error.what
+    assert "warm" in error.what
+
+
+def test_error_inside_a_stage_names_its_line(recipe):
+    text = _stages("stage:warm").replace("group_size", "group_sise")
+    error = refusal(recipe(text))
+    line = next(number for number, row in enumerate(text.splitlines(), 1) if "group_sise" in row)
+    assert error.where is not None
+    assert error.where.endswith(f":{line}")
+    assert error.hint == "did you mean group_size?"
+
+
+def test_resolved_recipe_parses_back_to_the_same(recipe):
+    loaded = load_recipe(recipe(GRPO)).recipe
+    assert parse_recipe(loaded.model_dump(mode="json")) == loaded
