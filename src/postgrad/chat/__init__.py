@@ -1,7 +1,17 @@
 """Conversations to tokens and sampled tokens to turns, for any Hugging Face chat template. Imports neither torch nor transformers."""
 
 from postgrad.chat.format import ChatFormat, EncodedConversation, ParsedTurn, TemplateRewritesHistory, TokenSource
+from postgrad.chat.render import TemplateRefuses
 from postgrad.chat.templates import BUILT_IN
 from postgrad.chat.tokens import Tokenizer
 
-__all__ = ["BUILT_IN", "ChatFormat", "EncodedConversation", "ParsedTurn", "TemplateRewritesHistory", "TokenSource", "Tokenizer"]
+__all__ = [
+    "BUILT_IN",
+    "ChatFormat",
+    "EncodedConversation",
+    "ParsedTurn",
+    "TemplateRefuses",
+    "TemplateRewritesHistory",
+    "TokenSource",
+    "Tokenizer",
+]

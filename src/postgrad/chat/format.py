@@ -107,7 +107,9 @@ class ChatFormat:
         strings = [text for text, index in self._tokens.special.items() if index in self.stop_ids]
         self._stop_pattern = re.compile("|".join(re.escape(text) for text in sorted(strings, key=len, reverse=True)) or "(?!)")
         self._roles = self._probe_roles() if self.has_template else Roles(system=False, tool=False)
-        self._renders_reasoning, self._thinks, self._opens_thinking = self._probe_reasoning() if self.has_template else (False, False, False)
+        self._renders_reasoning, self._thinks, self._opens_thinking = (
+            self._probe_reasoning() if self.has_template else (False, False, False)
+        )
         self._style: codecs.CallStyle | None = codecs.TEXT
         self.tool_protocol: ToolProtocol = "text"
         if tool_protocol != "text" and self.has_template:
@@ -143,7 +145,9 @@ class ChatFormat:
     def raw_end(self) -> tuple[int, ...]:
         """The end token of an answer that no template is applied to: the tokenizer's end-of-sequence id."""
         if self._eos_id is None:
-            raise DataError("the tokenizer has no end-of-sequence token, so an answer could never end", hint="set the tokenizer's eos_token")
+            raise DataError(
+                "the tokenizer has no end-of-sequence token, so an answer could never end", hint="set the tokenizer's eos_token"
+            )
         return (self._eos_id,)
 
     # ---- conversations
@@ -174,20 +178,29 @@ class ChatFormat:
         turns, text = self._walk(chat, every_turn=False)
         return self._encode(chat, turns, text)
 
-    def rewrites_history(self, messages: Sequence[Message] | None = None, tools: Sequence[ToolSpec] = ()) -> bool:
-        """True when the template prints earlier assistant turns of `messages` differently from when they were the last ones.
+    def raw_conversation(self, prompt: str, completion: str) -> EncodedConversation:
+        """A text prompt and its answer without a template; the answer is encoded on its own and ends with the tokenizer's end token."""
+        row = _Row()
+        row.add(self.raw_prompt_ids(prompt), "context", -1)
+        row.add([*self._tokens.continuation(completion), *self.raw_end], "assistant", 0)
+        return row.encoded()
 
-        Without messages: whether it does so to a turn with reasoning once a user speaks again.
+    def rewrites_history(
+        self, before: Sequence[Message], turn: Message, results: Sequence[Message], tools: Sequence[ToolSpec] = ()
+    ) -> bool:
+        """True when the template, once `results` follow, prints `before` and `turn` differently from when `turn` was written.
+
+        Then what the model has read and written so far is no prefix of what a fresh rendering would show it.
         """
-        turn = Message("assistant", "pgAnswer", reasoning="pgThought" if self._renders_reasoning else "")
-        if not self._renders_reasoning and self._thinks:
-            turn = replace(turn, content="<think>\npgThought\n</think>\n\npgAnswer")
-        chat = self._chat([PROBE_USER, turn, PROBE_USER] if messages is None else messages, tools)
-        try:
-            self._walk(chat, every_turn=True)
-        except TemplateRewritesHistory:
-            return True
-        return False
+        stand_in = self._with_reasoning(self._stand_in(turn, results, SENTINEL), turn.reasoning)
+        chat = self._chat([*before, stand_in, *results], tools)
+        index = (
+            len(chat.messages)
+            - 1
+            - next(number for number, message in enumerate(reversed(chat.messages)) if message["role"] == "assistant")
+        )
+        turned = self._turn(chat, index)
+        return not self._prompt_text(chat, chat.messages).startswith(turned.prompt + turned.body + turned.end)
 
     # ---- sampled turns
 
@@ -318,7 +331,7 @@ class ChatFormat:
             following = turns[number + 1] if number + 1 < len(turns) else None
             header = self._header_length(chat, following, after[tail:]) if following else 0
             row.add_context(after[tail:], header=header, message=self._origin(chat, turns, number + 1))
-        return EncodedConversation(tuple(row.ids), tuple(row.source), tuple(row.message))
+        return row.encoded()
 
     def _origin(self, chat: _Chat, turns: Sequence[_Turn], number: int) -> int:
         return chat.origin[turns[number].index] if number < len(turns) else -1
@@ -357,6 +370,12 @@ class ChatFormat:
             for result in answered
         )
         return Message("assistant", sentinel, tool_calls=calls)
+
+    def _with_reasoning(self, message: Message, reasoning: str) -> Message:
+        """The message with its reasoning where this template looks for it."""
+        if not reasoning or self._renders_reasoning:
+            return replace(message, reasoning=reasoning)
+        return replace(message, content=f"<think>\n{reasoning}\n</think>\n\n{message.content}")
 
     def _check_reasoning(self, messages: Sequence[Message]) -> None:
         if not self._renders_reasoning and any(message.reasoning for message in messages if message.role == "assistant"):
@@ -428,6 +447,9 @@ class _Row:
         self.ids += ids
         self.source += [source] * len(ids)
         self.message += [message] * len(ids)
+
+    def encoded(self) -> EncodedConversation:
+        return EncodedConversation(tuple(self.ids), tuple(self.source), tuple(self.message))
 
     def add_context(self, ids: Sequence[int], *, header: int, message: int) -> None:
         """Context whose last `header` ids are the header of assistant turn `message`."""

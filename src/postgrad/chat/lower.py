@@ -27,7 +27,8 @@ def lower(messages: Sequence[Message], tools: Sequence[ToolSpec], roles: Roles) 
     lowered: list[tuple[int, Message]] = []
     for index, message in enumerate(messages):
         if message.role == "tool" and not roles.tool:
-            _append_result(lowered, index, message)
+            follows = index > 0 and messages[index - 1].role == "tool"
+            _append_result(lowered, index, message, joined=follows)
         elif message.tool_calls:
             lowered.append((index, replace(message, content=write_calls(message.content, message.tool_calls), tool_calls=())))
         else:
@@ -35,17 +36,14 @@ def lower(messages: Sequence[Message], tools: Sequence[ToolSpec], roles: Roles) 
     return _with_tools(lowered, describe_tools(tools), roles) if tools else lowered
 
 
-def _append_result(lowered: list[tuple[int, Message]], index: int, message: Message) -> None:
+def _append_result(lowered: list[tuple[int, Message]], index: int, message: Message, *, joined: bool) -> None:
     """Results of one turn share one user message: templates without a tool role mostly want strict alternation."""
     text = f"{RESULT_OPEN}\n{message.content}\n{RESULT_CLOSE}"
-    if lowered and lowered[-1][1].role == "user" and lowered[-1][1].name == _RESULTS:
-        first, previous = lowered[-1]
-        lowered[-1] = (first, replace(previous, content=f"{previous.content}\n{text}"))
+    if joined:
+        first, previous = lowered.pop()
+        lowered.append((first, replace(previous, content=f"{previous.content}\n{text}")))
     else:
-        lowered.append((index, Message("user", text, name=_RESULTS)))
-
-
-_RESULTS = "\0results"
+        lowered.append((index, Message("user", text)))
 
 
 def _with_tools(lowered: list[tuple[int, Message]], text: str, roles: Roles) -> list[tuple[int, Message]]:

@@ -28,6 +28,10 @@ PROBE_CALL = ToolCall("pgTool5K", {"pgKey": "pgValue"}, id="call_0")
 _RENDER_ERRORS = (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError)
 
 
+class TemplateRefuses(DataError):
+    """The template raised an error of its own on this conversation (order of roles, a missing key)."""
+
+
 class Template:
     """The tokenizer's chat template, or a built-in one (`name`), or Jinja text."""
 
@@ -56,7 +60,7 @@ class Template:
             text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt, **options)
         except _RENDER_ERRORS as error:
             roles = " ".join(str(message.get("role")) for message in messages)
-            raise DataError(
+            raise TemplateRefuses(
                 f"the chat template refuses this conversation ({roles}): {error}", hint="change the order of roles, or use another template"
             ) from error
         if not isinstance(text, str):

@@ -44,7 +44,7 @@ class Tokens:
         self._eats_right = frozenset(index for index, token in added.items() if token.special and token.rstrip)
         self._eats_left = frozenset(index for index, token in added.items() if token.special and token.lstrip)
         self.special_ids = frozenset(self.special.values())
-        longest_first = sorted(self.special, key=len, reverse=True)
+        longest_first = sorted((text for text in self.special if len(text) > 1), key=len, reverse=True)
         self.special_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._starts_with_space = self._ids("\nx")[len(self._ids("\n")) :] != self._ids("x")
         bos = tokenizer.bos_token_id
@@ -149,7 +149,9 @@ class Guard:
         if not self.mark:
             return content
         if isinstance(content, str):
-            return self._pattern.sub(lambda match: match.group()[0] + self.mark + match.group()[1:], content)
+            while self._pattern.search(content):  # again when two of them overlapped
+                content = self._pattern.sub(lambda match: match.group()[0] + self.mark + match.group()[1:], content)
+            return content
         if isinstance(content, Mapping):
             return {self.apply(key): self.apply(value) for key, value in content.items()}
         if isinstance(content, (list, tuple)):

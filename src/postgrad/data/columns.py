@@ -45,13 +45,17 @@ def check_columns(columns: Columns) -> None:
         if field not in FIELDS:
             near = difflib.get_close_matches(field, FIELDS, n=1)
             raise RecipeError(
-                f"unknown field {field!r}", where="data.columns", hint=f"did you mean {near[0]}?" if near else f"fields: {', '.join(FIELDS)}"
+                f"unknown field {field!r}",
+                where="data.columns",
+                hint=f"did you mean {near[0]}?" if near else f"fields: {', '.join(FIELDS)}",
             )
         if not value or not all(isinstance(name, str) for name in _names(value)):
             raise RecipeError(f"{field} takes a column name or a list of them", where="data.columns", hint="e.g. {prompt: question}")
     kinds = [kind for kind, members in _KINDS.items() if any(member in columns for member in members)]
     if len(kinds) > 1:
-        raise RecipeError(f"the map mixes {' and '.join(kinds)}", where="data.columns", hint="use messages, or prompt (and completion), or roles")
+        raise RecipeError(
+            f"the map mixes {' and '.join(kinds)}", where="data.columns", hint="use messages, or prompt (and completion), or roles"
+        )
     if "completion" in columns and "prompt" not in columns or "assistant" in columns and "user" not in columns:
         raise RecipeError("an answer without a question", where="data.columns", hint="map the prompt (or user) column too")
 
@@ -79,7 +83,9 @@ def detect(rows: Sequence[Row]) -> str:
         (first, count), (second, other) = formats.most_common(2)
         where = next(row.name for row in rows if _format(row.fields) == second)
         names = [name or "unknown" for name in (first, second)]
-        raise DataError(f"two formats in one file: {names[0]} ({count} rows) and {names[1]} ({other} rows)", where=where, hint="split the file")
+        raise DataError(
+            f"two formats in one file: {names[0]} ({count} rows) and {names[1]} ({other} rows)", where=where, hint="split the file"
+        )
     name = next(iter(formats))
     if not name:
         raise _unknown(rows[0])
@@ -97,7 +103,11 @@ def _format(fields: Mapping[str, Any]) -> str:
 def _unknown(row: Row) -> DataError:
     names = set(row.fields)
     suggestion = next((text for needed, text in _SUGGESTIONS if needed <= names), None)
-    hint = f"map the columns: data.columns: {suggestion}" if suggestion else "name the columns in data.columns, e.g. {user: question, assistant: reply}"
+    hint = (
+        f"map the columns: data.columns: {suggestion}"
+        if suggestion
+        else "name the columns in data.columns, e.g. {user: question, assistant: reply}"
+    )
     if any("chosen" in name for name in names):
         hint = "these look like preference pairs, which have no single answer to train on"
     near = next((f"; nearest format: {word}" for word in ("messages", "prompt") if difflib.get_close_matches(word, names, n=1)), "")
@@ -106,7 +116,9 @@ def _unknown(row: Row) -> DataError:
 
 def _mapped(fields: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
     used = {name for value in columns.values() for name in _names(value)}
-    mapped: dict[str, Any] = {name: value for name, value in fields.items() if name not in used and name not in ("messages", "prompt", "completion")}
+    mapped: dict[str, Any] = {
+        name: value for name, value in fields.items() if name not in used and name not in ("messages", "prompt", "completion")
+    }
     mapped |= {field: _value(fields, value) for field, value in columns.items() if field not in _ROLES}
     roles = [{"role": role, "content": _value(fields, columns[role])} for role in _ROLES if role in columns]
     if roles:

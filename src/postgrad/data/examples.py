@@ -42,9 +42,7 @@ def training_example(row: Row, format: str, text_prompts: TextPrompts) -> Exampl
         if isinstance(prompt, str) and isinstance(completion, str) and text_prompts == "raw":
             return Example(row.name, (), tools, raw=(prompt, _not_empty(completion, "completion")))
         messages = _prompt_messages(prompt) + _completion_messages(completion)
-        read_order(messages)
-    if not any(message.role == "assistant" for message in messages):
-        raise BadRow("the conversation has no assistant turn, so there is nothing to train")
+    _check_answers(messages)
     return Example(row.name, messages, tools)
 
 
@@ -68,10 +66,12 @@ def other_columns(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in ("prompt", "messages", "conversations")}
 
 
-def read_order(messages: tuple[Message, ...]) -> None:
-    """An answer must follow something."""
-    if len(messages) < 2:
-        raise BadRow("the prompt is empty")
+def _check_answers(messages: tuple[Message, ...]) -> None:
+    answers = [message for message in messages if message.role == "assistant"]
+    if not answers:
+        raise BadRow("the conversation has no assistant turn, so there is nothing to train")
+    if any(not message.content.strip() and not message.tool_calls and message.train is not False for message in answers):
+        raise BadRow("an assistant turn is empty; training it would teach the model to say nothing")
 
 
 def _messages_of(fields: Mapping[str, Any]) -> Any:

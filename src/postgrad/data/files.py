@@ -110,7 +110,9 @@ def _elements(path: Path, text: str, position: int) -> Iterator[Row | Rejected]:
         except (ValueError, RecursionError) as error:
             broken = error.lineno if isinstance(error, json.JSONDecodeError) else line
             message = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-            raise DataError(f"broken JSON: {message}", where=f"{path.name}:{broken}", hint="use .jsonl, where one bad row spoils only itself") from error
+            raise DataError(
+                f"broken JSON: {message}", where=f"{path.name}:{broken}", hint="use .jsonl, where one bad row spoils only itself"
+            ) from error
         yield _object(f"{path.name}:{line}", value)
         position = _skip(text, end, " \t\r\n")
         if text[position : position + 1] not in (",", "]"):
@@ -144,7 +146,9 @@ def _read_parquet(path: Path) -> Iterator[Row | Rejected]:
                 number += 1
                 yield Row(f"{path.name}:{number}", fields)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(f"not a readable parquet file: {str(error).splitlines()[0]}", where=str(path), hint="the file may be cut off") from error
+        raise DataError(
+            f"not a readable parquet file: {str(error).splitlines()[0]}", where=str(path), hint="the file may be cut off"
+        ) from error
 
 
 def _read_csv(path: Path) -> Iterator[Row | Rejected]:

@@ -67,7 +67,9 @@ def _load(name: str, config: str | None, split: str, *, source: str, offline: st
         return datasets.load_dataset(name, config, split=split, **options)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         if offline:
-            raise DataError(f"the dataset is neither reachable on the hub ({offline}) nor in the local cache", where=source, hint=_OFFLINE) from error
+            raise DataError(
+                f"the dataset is neither reachable on the hub ({offline}) nor in the local cache", where=source, hint=_OFFLINE
+            ) from error
         what = str(error).strip().splitlines()[0]
         raise DataError(f"cannot load the dataset: {what}", where=source, hint="name a split or config: owner/name:config:split") from error
     finally:

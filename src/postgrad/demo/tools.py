@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 import operator
+from collections.abc import Callable
 
 MAX_CHARACTERS = 100
 MAX_DIGITS = 30
 
-_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-_SIGNS = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+Number = int | float
+OPERATIONS: dict[type, Callable[[Number, Number], Number]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+}  # fmt: skip
+SIGNS: dict[type, Callable[[Number], Number]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
 def calculator(expression: str) -> str:
@@ -28,25 +32,25 @@ def calculator(expression: str) -> str:
     return _written(_compute(tree.body))
 
 
-def _compute(node: ast.expr) -> int | float:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+def _compute(node: ast.expr) -> Number:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
         return _bounded(node.value)
-    if isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:
-        return _SIGNS[type(node.op)](_compute(node.operand))
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+    if isinstance(node, ast.UnaryOp) and type(node.op) in SIGNS:
+        return SIGNS[type(node.op)](_compute(node.operand))
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
         left, right = _compute(node.left), _compute(node.right)
         if isinstance(node.op, ast.Div) and right == 0:
             raise ValueError("division by zero")
-        return _bounded(_OPERATIONS[type(node.op)](left, right))
+        return _bounded(OPERATIONS[type(node.op)](left, right))
     raise ValueError("only numbers, + - * / and parentheses are understood")
 
 
-def _bounded(value: int | float) -> int | float:
+def _bounded(value: Number) -> Number:
     if not abs(value) < 10**MAX_DIGITS:
         raise ValueError(f"a number of more than {MAX_DIGITS} digits")
     return value
 
 
-def _written(value: int | float) -> str:
+def _written(value: Number) -> str:
     """Whole numbers without a decimal point, others with up to ten significant digits."""
     return str(int(value)) if value == int(value) else f"{value:.10g}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,13 +46,28 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     return folder
 
 
+def temporary_beside(folder: Path) -> Path:
+    """A new empty folder on the same disk, so that renaming it to `folder` is atomic. Its permissions are those of any new folder."""
+    temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    temporary.mkdir()
+    return temporary
+
+
+def make_readable(folder: Path) -> None:
+    """safetensors makes its files private to the user; give each file the permissions that the folder has."""
+    mode = folder.stat().st_mode & 0o666
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.chmod(mode)
+
+
 def _build(folder: Path, build: Callable[[Path], None]) -> None:
     for stale in folder.parent.glob(f".{folder.name}.tmp-*"):  # left by a process that was killed; the lock is ours
         shutil.rmtree(stale, ignore_errors=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.tmp-", dir=folder.parent))
+    temporary = temporary_beside(folder)
     try:
         build(temporary)
-        temporary.chmod(0o755)
+        make_readable(temporary)
         temporary.rename(folder)
     except OSError:
         if not folder.is_dir():  # not merely a lost race

@@ -18,7 +18,7 @@ from postgrad.models.dtype import default_device, resolve_autocast
 from postgrad.models.locate import Location, locate
 from postgrad.models.lora import LoraConfigLike, attach, base_of, continue_adapter, is_peft
 from postgrad.models.quiet import quiet
-from postgrad.models.tokenizer import check_vocabulary, merge_stop_ids, read_tokenizer, stop_ids
+from postgrad.models.tokenizer import check_vocabulary, load_tokenizer, merge_stop_ids, read_tokenizer, stop_ids
 from postgrad.models.weights import check_weights, folder_fingerprint, read_json, tensor_fingerprint
 
 if TYPE_CHECKING:
@@ -203,4 +203,4 @@ def _remote_code_hint(folder: Path) -> str | None:
     return None
 
 
-__all__ = ["LanguageModel", "Start", "base_of", "fingerprint", "from_memory", "load"]
+__all__ = ["LanguageModel", "Start", "base_of", "fingerprint", "from_memory", "load", "load_tokenizer"]

@@ -13,13 +13,13 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from postgrad import __version__
 from postgrad.errors import ModelError
+from postgrad.models.cache import make_readable, temporary_beside
 from postgrad.models.loading import LanguageModel
 from postgrad.models.lora import base_of, is_peft, merged_weights, save_adapter
 from postgrad.models.quiet import quiet
@@ -41,10 +41,10 @@ def save(lm: LanguageModel, folder: str | Path, *, dtype: torch.dtype | None = N
     _refuse_foreign(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.tmp-", dir=target.parent))
+        temporary = temporary_beside(target)
         try:
             _write(lm, temporary, dtype, facts or {})
-            temporary.chmod(0o755)
+            make_readable(temporary)
             _put_in_place(temporary, target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -66,7 +66,7 @@ def _put_in_place(temporary: Path, target: Path) -> None:
     if not target.exists():
         temporary.rename(target)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent)) / target.name
+    old = temporary_beside(target) / target.name
     target.rename(old)
     temporary.rename(target)
     shutil.rmtree(old.parent, ignore_errors=True)

@@ -17,7 +17,10 @@ def trainable_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_trainable_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy the weights into the model, bit for bit. Raises `CheckpointError`, changing nothing, unless names, shapes and dtypes all agree."""
+    """Copy the weights into the model, bit for bit.
+
+    Raises `CheckpointError`, changing nothing, unless names, shapes and dtypes all agree.
+    """
     here = trainable_state(model)
     absent, unknown = sorted(here.keys() - state.keys()), sorted(state.keys() - here.keys())
     if absent or unknown:

@@ -152,7 +152,7 @@ def _run_file(source: FunctionSource) -> types.ModuleType:
     """Run the file's text as a module; files beside it can be imported."""
     folder = str(Path(source.path).parent)
     if folder not in sys.path:
-        sys.path.insert(0, folder)
+        sys.path.append(folder)  # at the end, so that it shadows nothing
     module = types.ModuleType(f"postgrad_rewards_of_{Path(source.path).stem}")
     module.__file__ = source.path
     sys.modules[module.__name__] = module

@@ -212,6 +212,10 @@ class GRPO:
         totals = Denominators(self.engine.global_sum(batch.denominators.tokens), self.engine.global_sum(batch.denominators.rollouts))
         return self.engine.forward_backward(batch.rows, grpo_loss(self.settings, totals), temperature=self.recipe.rollout.temperature)
 
+    def score_one(self, step: int) -> Scored:
+        """Sample and score the first prompt's group without training on it: what a dry run shows."""
+        return score(self._generate(step, [self.drawn]), self.parts.scorer, self.recipe.loss)
+
     # what the loop needs beside `step`
 
     def evaluation_due(self, step: int) -> bool:

@@ -13,15 +13,18 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from postgrad.errors import CheckpointError, RecipeError
+from postgrad.protocols import Sampler
+from postgrad.rewards.load import LoadedReward
 from postgrad.rewards.score import Scorer
 from postgrad.rollout.agent import Progress
-from postgrad.rollout.tools import load_tools
+from postgrad.rollout.tools import Toolbox, load_tools
 from postgrad.train import setup
-from postgrad.train.evaluate import Evaluator
+from postgrad.train.evaluate import Evaluation, Evaluator
 from postgrad.train.grpo import GRPO, GRPOParts
 from postgrad.train.loop import Method, Reporter, SilentReporter, fit
 from postgrad.train.notes import grpo_notes
@@ -31,6 +34,7 @@ from postgrad.train.recipe import Base, GRPORecipe, Pipeline, SFTRecipe
 from postgrad.train.recipe_file import LoadedRecipe, parse_recipe
 from postgrad.train.run_directory import RunDirectory, open_pipeline, open_run
 from postgrad.train.sft import SFT
+from postgrad.types import Prompt
 
 
 def run(loaded: LoadedRecipe, reporter: Reporter | None = None, *, overwrite: bool = False) -> Path:
@@ -121,6 +125,34 @@ def build_sft(recipe: SFTRecipe, base: Path) -> Built:
     return Built(SFT(recipe, policy, engine, rows, heldout[: recipe.evaluation.rows]), notes)
 
 
+def show_progress(reporter: Reporter, progress: Progress) -> None:
+    reporter.working("rollouts", progress.done, progress.done + progress.live)
+
+
+def make_evaluator(
+    recipe: GRPORecipe,
+    policy: setup.Policy,
+    sampler: Sampler,
+    toolbox: Toolbox,
+    scorer: Scorer,
+    rewards: Sequence[LoadedReward],
+    prompts: Sequence[Prompt],
+    reporter: Reporter,
+) -> Evaluator:
+    setup.check_reward_columns(rewards, prompts)
+    return Evaluator(
+        sampler=sampler,
+        chat=policy.chat,
+        toolbox=toolbox,
+        rollout=setup.rollout_config(recipe.rollout, samples=recipe.evaluation.samples),
+        params=setup.sampling_params(recipe.rollout, policy.chat, temperature=recipe.evaluation.temperature),
+        scorer=scorer,
+        prompts=prompts,
+        seed=recipe.seed,
+        on_progress=partial(show_progress, reporter),
+    )
+
+
 def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
     toolbox = load_tools(recipe.tools, base)
     rewards = setup.load_recipe_rewards(recipe, base)
@@ -130,24 +162,10 @@ def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter
     scorer = stack.enter_context(Scorer(rewards))
     sampler = policy.sampler(max_batch=recipe.sampler.max_batch)
 
-    def on_progress(progress: Progress) -> None:
-        reporter.working("rollouts", progress.done, progress.done + progress.live)
-
     evaluator = None
     if recipe.data.eval is not None:
         heldout = setup.load_prompts(recipe, policy, base, name=recipe.data.eval, toolbox=toolbox, rows=recipe.evaluation.rows)
-        setup.check_reward_columns(rewards, heldout.prompts)
-        evaluator = Evaluator(
-            sampler=sampler,
-            chat=policy.chat,
-            toolbox=toolbox,
-            rollout=setup.rollout_config(recipe.rollout, samples=recipe.evaluation.samples),
-            params=setup.sampling_params(recipe.rollout, policy.chat, temperature=recipe.evaluation.temperature),
-            scorer=scorer,
-            prompts=heldout.prompts,
-            seed=recipe.seed,
-            on_progress=on_progress,
-        )
+        evaluator = make_evaluator(recipe, policy, sampler, toolbox, scorer, rewards, heldout.prompts, reporter)
     parts = GRPOParts(
         policy=policy,
         engine=setup.make_engine(recipe, policy, with_reference=recipe.loss.kl_coef > 0),
@@ -159,7 +177,22 @@ def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter
         prompts=train.prompts,
         evaluator=evaluator,
         record=Recorder(directory, reporter, rewards, loss_settings(recipe.loss, recipe.rollout).scale),
-        on_progress=on_progress,
+        on_progress=partial(show_progress, reporter),
     )
     notes = [*policy.chat.notes, *train.report.lines(), *grpo_notes(recipe, rewards, policy)]
     return Built(GRPO(recipe, parts), notes)
+
+
+def evaluate(
+    recipe: GRPORecipe, base: Path, *, model: str, data: str, rows: int | None = None, reporter: Reporter | None = None
+) -> Evaluation:
+    """Score `model` on the prompts of `data` with the recipe's tools, rewards, limits and evaluation settings. Trains nothing."""
+    watcher = reporter or SilentReporter()
+    toolbox = load_tools(recipe.tools, base)
+    rewards = setup.load_recipe_rewards(recipe, base)
+    policy = setup.load_frozen_policy(model, dtype=recipe.dtype)
+    loaded = setup.load_prompts(recipe, policy, base, name=data, toolbox=toolbox, rows=rows or recipe.evaluation.rows)
+    with Scorer(rewards) as scorer:
+        return make_evaluator(
+            recipe, policy, policy.sampler(max_batch=recipe.sampler.max_batch), toolbox, scorer, rewards, loaded.prompts, watcher
+        ).run(0)

@@ -1,0 +1,166 @@
+"""`postgrad demo`: the whole line on this machine, from a model that cannot call a tool to one that does.
+
+1. write the task's files   2. judge the base model   3. train the stages of recipe.yaml   4. judge after each   5. show it
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from postgrad.cli.console import LiveReporter, PlainReporter, duration, reporter, stderr, stdout, table
+from postgrad.demo import task
+from postgrad.rollout.record import group_to_json
+from postgrad.train.evaluate import Evaluation
+from postgrad.train.recipe import GRPORecipe, Pipeline
+from postgrad.train.recipe_file import LoadedRecipe, load_recipe
+from postgrad.train.run import evaluate, run
+from postgrad.train.statistics import Interval, wilson
+from postgrad.types import Group, Rollout, StopReason
+
+QUICK = ("stages.grpo.max_steps=4", "stages.sft.max_steps=6")
+SETS = {"heldout.jsonl": "held out", "unseen.jsonl": "unseen templates"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model on one set. `accuracy` is the reward named correctness; a call is well formed when the tool ran it."""
+
+    model: str
+    data: str
+    well_formed: Interval
+    accuracy: Interval
+    tokens: float
+
+
+def run_demo(*, quick: bool, seed: int, run_dir: Path | None, overwrite: bool, json_output: bool) -> None:
+    started = time.monotonic()
+    folder = run_dir or Path("runs/demo-quick" if quick else "runs/demo")
+    if overwrite and folder.exists():
+        shutil.rmtree(folder)
+    loaded = _prepare(folder, seed=seed, quick=quick)
+    assert isinstance(loaded.recipe, Pipeline)
+    recipe = loaded.recipe.stages["grpo"]
+    assert isinstance(recipe, GRPORecipe)
+    stderr.print(f"SmolLM2-135M, word problems, a calculator. Everything is written to {folder}", markup=False)
+    watcher = reporter()
+    try:
+        judge = _Judge(recipe, loaded, folder, watcher)
+        rows = judge.rows("base", recipe_model(loaded.recipe))
+        run(loaded, watcher)
+        rows += judge.rows("after SFT", str(Path(loaded.recipe.stages["sft"].run_dir) / "model"))
+        rows += judge.rows("after GRPO", str(Path(recipe.run_dir) / "model"))
+    finally:
+        if isinstance(watcher, LiveReporter):
+            watcher.close()
+    _print(rows, judge, folder, json_output=json_output, seconds=time.monotonic() - started)
+
+
+def recipe_model(pipeline: Pipeline) -> str:
+    return next(iter(pipeline.stages.values())).model
+
+
+def _prepare(folder: Path, *, seed: int, quick: bool) -> LoadedRecipe:
+    """Write data, tools, rewards and recipe into FOLDER/task, once."""
+    base = folder / "task"
+    if not (base / "recipe.yaml").exists():
+        sizes = {"heldout": 48, "unseen": 24} if quick else {}
+        task.write(base, seed, **sizes)
+        shutil.copyfile(str(resources.files("postgrad.demo") / "recipe.yaml"), base / "recipe.yaml")
+    overrides = [f"run_dir={json.dumps(str(folder / 'run'))}", f"seed={seed}", *(QUICK if quick else ())]
+    return load_recipe(base / "recipe.yaml", overrides)
+
+
+@dataclass
+class _Judge:
+    """Evaluates models on both sets, and keeps each result in a file: what was judged once is not judged again."""
+
+    recipe: GRPORecipe
+    loaded: LoadedRecipe
+    folder: Path
+    watcher: PlainReporter
+
+    def rows(self, name: str, model: str) -> list[Row]:
+        return [self._row(name, model, data) for data in SETS]
+
+    def _row(self, name: str, model: str, data: str) -> Row:
+        path = self._path(name, data)
+        if not path.exists():
+            self.watcher.note(f"judging {name} on {SETS[data]} problems (greedy)")
+            result = evaluate(self.recipe, self.loaded.base, model=model, data=data, reporter=self.watcher)
+            record = {"row": _row_json(name, data, result), "groups": [group_to_json(group) for group in result.groups]}
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
+        row = json.loads(path.read_text(encoding="utf-8"))["row"]
+        return Row(row["model"], row["data"], Interval(**row["well_formed"]), Interval(**row["accuracy"]), row["tokens"])
+
+    def groups(self, name: str, data: str) -> list[dict[str, Any]]:
+        groups: list[dict[str, Any]] = json.loads(self._path(name, data).read_text(encoding="utf-8"))["groups"]
+        return groups
+
+    def _path(self, name: str, data: str) -> Path:
+        return self.folder / "evaluations" / f"{name.replace(' ', '-').lower()}-{Path(data).stem}.json"
+
+
+def _row_json(name: str, data: str, result: Evaluation) -> dict[str, Any]:
+    rollouts = [group.rollouts[0] for group in result.groups]
+    tokens = sum(rollout.sampled_tokens for rollout in rollouts) / len(rollouts)
+    well_formed = wilson(sum(map(called_well, rollouts)), len(rollouts))
+    return asdict(Row(name, data, well_formed, result.rewards["correctness"], tokens))
+
+
+def called_well(rollout: Rollout) -> bool:
+    """The model called a tool, and every call could be executed."""
+    return bool(rollout.tool_results) and not any(result.error for result in rollout.tool_results)
+
+
+def _print(rows: Sequence[Row], judge: _Judge, folder: Path, *, json_output: bool, seconds: float) -> None:
+    if json_output:
+        print(json.dumps({"rows": [asdict(row) for row in rows], "folder": str(folder), "seconds": round(seconds, 1)}, indent=1))
+        return
+    for data, title in SETS.items():
+        lines = [[row.model, _percent(row.well_formed), _percent(row.accuracy), f"{row.tokens:.1f}"] for row in rows if row.data == data]
+        count = next(row.accuracy.count for row in rows if row.data == data)
+        stdout.print()
+        stdout.print(table(f"{title} (n = {count}, greedy, 95 % intervals)", ["", "well-formed calls %", "accuracy %", "tokens per answer"], lines))
+    stdout.print()
+    for index in _three(judge):
+        _side_by_side(judge, index)
+    stdout.print(f"written to {folder}: task/ (data, recipe, rewards, tool), run/sft and run/grpo (rollouts, metrics, model), evaluations/", markup=False)
+    stdout.print(f"took {duration(seconds)}", markup=False)
+
+
+def _percent(interval: Interval) -> str:
+    return f"{100 * interval.mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+
+
+def _three(judge: _Judge) -> list[int]:
+    """One problem of each operator."""
+    groups = judge.groups("after GRPO", "heldout.jsonl")
+    operators = [group["prompt"]["columns"]["operator"] for group in groups]
+    return [operators.index(operator) for operator in task.OPERATORS if operator in operators]
+
+
+def _side_by_side(judge: _Judge, index: int) -> None:
+    before, after = (judge.groups(name, "heldout.jsonl")[index] for name in ("base", "after GRPO"))
+    question = before["prompt"]["messages"][-1]["content"]
+    stdout.print(f"{question}  (answer: {before['prompt']['columns']['answer']})", style="bold", markup=False)
+    stdout.print(table("", ["before", "after GRPO"], [[_told(before), _told(after)]]))
+    stdout.print()
+
+
+def _told(group: dict[str, Any]) -> str:
+    lines = []
+    for message in group["rollouts"][0]["messages"]:
+        if message["role"] == "tool":
+            lines.append(f"→ {message['content']}")
+            continue
+        lines += [message["content"]] if message.get("content") else []
+        lines += [f"calls {call['name']}({json.dumps(call['arguments'])})" for call in message.get("tool_calls", ())]
+    return "\n".join(lines) or "(nothing)"

@@ -1,0 +1,59 @@
+"""`postgrad train --dry-run`: resolve, load, build one batch, show what is trained, stop. Writes nothing."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from postgrad.cli.console import number, reporter, stdout
+from postgrad.data import show_row
+from postgrad.train.grpo import GRPO
+from postgrad.train.recipe import GRPORecipe, Pipeline, SFTRecipe
+from postgrad.train.recipe_file import LoadedRecipe
+from postgrad.train.run import build_grpo, build_sft, stage_recipe
+from postgrad.train.run_directory import RunDirectory
+from postgrad.train.sft import SFT
+
+
+def run_dry(loaded: LoadedRecipe) -> None:
+    if not isinstance(loaded.recipe, Pipeline):
+        _one(loaded.recipe, loaded.base)  # type: ignore[arg-type]
+        return
+    for name, recipe in loaded.recipe.stages.items():
+        stdout.print(f"stage {name}", style="bold", markup=False)
+        model = Path(stage_recipe(loaded.recipe, recipe).model)
+        if recipe.model.startswith("stage:") and not model.exists():
+            stdout.print(f"  {recipe.model} has not run yet: its model is not there, so this stage cannot be built now", markup=False)
+            continue
+        _one(stage_recipe(loaded.recipe, recipe), loaded.base)
+
+
+def _one(recipe: SFTRecipe | GRPORecipe, base: Path) -> None:
+    with TemporaryDirectory() as scratch, ExitStack() as stack:
+        if isinstance(recipe, SFTRecipe):
+            built = build_sft(recipe, base)
+        else:
+            built = build_grpo(recipe, base, RunDirectory(Path(scratch)), reporter(), stack)
+        for note in built.notes:
+            stdout.print(f"note: {note}", markup=False)
+        method = built.method
+        stdout.print(f"{recipe.method}: {method.total_steps} steps", markup=False)
+        if isinstance(method, SFT):
+            stdout.print("first row, as it is trained:", markup=False)
+            stdout.print(show_row(method.train[0], method.policy.chat))
+        elif isinstance(method, GRPO):
+            _one_group(method)
+
+
+def _one_group(method: GRPO) -> None:
+    """The first prompt's group: sampled, scored, not trained."""
+    scored = method.score_one(step=1)
+    group = scored.groups[0]
+    stdout.print("first prompt, as the model reads it:", markup=False)
+    prompt = group.rollouts[0].segments[0].token_ids
+    stdout.print(method.parts.policy.chat.decode_raw(prompt), markup=False)
+    for index, rollout in enumerate(group.rollouts):
+        rewards = ", ".join(f"{name} {number(value)}" for name, value in zip(scored.scores.names, scored.scores.values[index], strict=True))
+        stdout.print(f"rollout {index}: {rollout.stop}, {rollout.sampled_tokens} tokens sampled; {rewards}", style="bold", markup=False)
+        stdout.print(rollout.text, markup=False)

@@ -1,0 +1,56 @@
+"""`postgrad eval`: a model on held-out prompts, with intervals."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from postgrad.cli.console import number, stderr, stdout, table
+from postgrad.errors import RecipeError
+from postgrad.train.recipe import Base, GRPORecipe, Pipeline
+from postgrad.train.recipe_file import LoadedRecipe, load_recipe
+
+
+def run_eval(path: Path, *, model: str | None, data: str | None, rows: int | None, json_output: bool) -> None:
+    loaded, own = _locate(path)
+    recipe = _grpo(loaded, path)
+    name = model or own or recipe.model
+    source = data or recipe.data.eval
+    if source is None:
+        raise RecipeError("nothing to evaluate on: the recipe has no data.eval", where=str(path), hint="pass --data FILE")
+    from postgrad.train.run import evaluate
+
+    base = Path.cwd() if data else loaded.base
+    result = evaluate(recipe, loaded.base, model=name, data=str(base / source) if (base / source).exists() else source, rows=rows)
+    if json_output:
+        record = {"model": name, "data": source, "rewards": {key: asdict(value) for key, value in result.rewards.items()}, "metrics": result.metrics}
+        print(json.dumps(record, indent=1))
+        return
+    stderr.print(f"{name} on {source}: {len(result.groups)} prompts", markup=False)
+    lines = [[key, number(round(value.mean, 4)), f"[{value.low:.4f}, {value.high:.4f}]", str(value.count)] for key, value in result.rewards.items()]
+    stdout.print(table("", ["reward", "mean", "95 % interval", "rollouts"], lines))
+    others = {key: value for key, value in result.metrics.items() if not key.startswith("eval/rewards/")}
+    stdout.print(table("", ["metric", "value"], [[key.removeprefix("eval/"), number(value)] for key, value in others.items()]))
+
+
+def _locate(path: Path) -> tuple[LoadedRecipe, str | None]:
+    """The recipe, and the run's own model when a run directory was given."""
+    if path.is_dir():
+        from postgrad.train.run import load_run
+
+        loaded = load_run(path)
+        model = _last_run_dir(loaded.recipe) / "model"
+        return loaded, str(model) if model.exists() else None
+    return load_recipe(path), None
+
+
+def _last_run_dir(recipe: Base | Pipeline) -> Path:
+    return Path(recipe.run_dir) if isinstance(recipe, Base) else Path(list(recipe.stages.values())[-1].run_dir)
+
+
+def _grpo(loaded: LoadedRecipe, path: Path) -> GRPORecipe:
+    recipe = list(loaded.recipe.stages.values())[-1] if isinstance(loaded.recipe, Pipeline) else loaded.recipe
+    if not isinstance(recipe, GRPORecipe):
+        raise RecipeError("evaluation needs rewards, which only a GRPO recipe has", where=str(path), hint="pass a recipe with method: grpo")
+    return recipe

@@ -1,0 +1,34 @@
+"""`postgrad init METHOD DIR`: a commented recipe and its files, ready to run."""
+
+from __future__ import annotations
+
+import shutil
+from importlib import resources
+from pathlib import Path
+
+from postgrad.cli.console import stdout
+from postgrad.errors import RecipeError
+
+
+def run_init(method: str, folder: Path) -> None:
+    templates = Path(str(resources.files("postgrad.cli") / "templates"))
+    known = sorted(path.name for path in templates.iterdir() if path.is_dir())
+    if method not in known:
+        raise RecipeError(f"no template for {method!r}", where="command line", hint=f"one of {', '.join(known)}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RecipeError("the folder is not empty", where=str(folder), hint="name a new folder; nothing was written")
+    shutil.copytree(templates / method, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    if method == "agent":
+        _write_agent_task(folder)
+    for path in sorted(folder.iterdir()):
+        stdout.print(str(path), markup=False)
+    stdout.print(f'next: postgrad train "{folder / "recipe.yaml"}" --dry-run', markup=False)
+
+
+def _write_agent_task(folder: Path) -> None:
+    """The demo's word problems, calculator and rewards, in small."""
+    from postgrad.demo import task
+
+    task.write(folder, seed=0, train=90, heldout=30, unseen=12, warm=64)
+    (folder / "sft.jsonl").rename(folder / "conversations.jsonl")
+    (folder / "train.jsonl").rename(folder / "prompts.jsonl")
