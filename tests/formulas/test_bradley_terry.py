@@ -47,9 +47,13 @@ def test_shapes_are_never_broadcast(other: torch.Tensor) -> None:
 def test_extreme_scores_are_exact_and_non_finite_ones_raise() -> None:
     assert bradley_terry_loss(torch.tensor([-1e30]), torch.tensor([1e30])).item() == pytest.approx(2e30)
     assert bradley_terry_loss(torch.tensor([1e30]), torch.tensor([-1e30])).item() == 0.0
-    for bad in (math.nan, math.inf):
-        with pytest.raises(NonFiniteError):
-            bradley_terry_loss(torch.tensor([bad]), torch.tensor([bad]))
+    for bad in (math.nan, math.inf, -math.inf):
+        wrong, fine = torch.tensor([bad]), torch.zeros(1)
+        for arguments in ((wrong, fine), (fine, wrong), (fine, fine, wrong)):
+            with pytest.raises(NonFiniteError):
+                bradley_terry_loss(*arguments)
+    with pytest.raises(NonFiniteError, match="bradley_terry_loss"):
+        bradley_terry_loss(torch.tensor([1e30]), torch.tensor([-1e29]), center_coef=0.01)
 
 
 @pytest.mark.parametrize("coef", [-0.1, math.nan])

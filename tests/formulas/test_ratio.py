@@ -60,11 +60,17 @@ def test_non_finite_numbers_that_count_raise(bad: float) -> None:
         log_ratio(wrong, fine)
     with pytest.raises(NonFiniteError):
         log_ratio(fine, wrong, torch.ones(2, 2))
-    if not bad < 0:
-        with pytest.raises(NonFiniteError):
-            token_ratio(wrong)
-        with pytest.raises(NonFiniteError):
-            sequence_ratio(wrong, torch.ones(2, 2))
+    with pytest.raises(NonFiniteError):
+        token_ratio(wrong)
+    with pytest.raises(NonFiniteError):
+        sequence_ratio(wrong, torch.ones(2, 2))
+
+
+def test_overflow_raises_instead_of_returning_infinity() -> None:
+    with pytest.raises(NonFiniteError, match="token_ratio"):
+        token_ratio(torch.tensor([1e35]))
+    with pytest.raises(NonFiniteError, match="sequence_ratio"):
+        sequence_ratio(torch.tensor([[1e35]]), torch.ones(1, 1))
 
 
 @pytest.mark.parametrize("x", [50.0, 100.0, 1e4, 1e20])

@@ -249,17 +249,36 @@ def test_a_sequence_ratio_meets_per_token_advantages() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_non_finite_numbers_that_count_raise(bad: float) -> None:
+def test_non_finite_numbers_that_count_raise_even_where_a_clip_would_hide_them(bad: float) -> None:
     one, wrong = torch.ones(1), torch.tensor([bad])
-    for function in (clipped_surrogate, two_sided_clip_surrogate, soft_gate_surrogate, reinforce_surrogate):
-        with pytest.raises(NonFiniteError, match=function.__name__.replace("two_sided_clip", "clipped")):
+    for function in (
+        clipped_surrogate,
+        two_sided_clip_surrogate,
+        soft_gate_surrogate,
+        reinforce_surrogate,
+        lambda r, a: cispo_surrogate(r, a, one),
+        lambda r, a: clip_fractions(r, a, one),
+    ):
+        with pytest.raises(NonFiniteError, match="advantages"):
             function(one, wrong)
-    with pytest.raises(NonFiniteError, match="cispo"):
+        with pytest.raises(NonFiniteError, match="ratio"):
+            function(wrong, one)
+    with pytest.raises(NonFiniteError):
         cispo_surrogate(one, one, wrong)
-    with pytest.raises(NonFiniteError, match="cispo"):
-        cispo_surrogate(one, wrong, one)
-    with pytest.raises(NonFiniteError, match="gamma"):
-        gamma_weight_surrogate(one[None], one, wrong[None], one[None])
+    for log_ratio, advantages, logprobs in ((wrong, one, one), (one, wrong, one), (one, one, wrong)):
+        with pytest.raises(NonFiniteError):
+            gamma_weight_surrogate(log_ratio[None], advantages, logprobs[None], one[None])
+
+
+def test_overflow_raises_instead_of_returning_infinity() -> None:
+    big = torch.tensor([1e30])
+    for function in (clipped_surrogate, soft_gate_surrogate, reinforce_surrogate):
+        with pytest.raises(NonFiniteError, match=function.__name__):
+            function(big, -1e10 * big.sqrt())
+    with pytest.raises(NonFiniteError, match="cispo_surrogate"):
+        cispo_surrogate(torch.ones(1), big, big)
+    with pytest.raises(NonFiniteError, match="gamma_weight_surrogate"):
+        gamma_weight_surrogate(torch.zeros(1, 1), big, big[None], torch.ones(1, 1))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])

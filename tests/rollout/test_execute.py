@@ -31,7 +31,7 @@ def session(*tools: Any) -> ToolSession:
     return toolbox.open([{} for _ in toolbox.environments])
 
 
-def run(*calls: Call, tools: tuple[Any, ...], deadline_s: float = 5.0, max_output_chars: int = 1000, workers: int = 8) -> tuple[ToolResult, ...]:
+def run(*calls: Call, tools: tuple[Any, ...], deadline_s: float = 20.0, max_output_chars: int = 1000, workers: int = 8) -> tuple[ToolResult, ...]:
     limits = ToolLimits(deadline_s=deadline_s, max_output_chars=max_output_chars, workers=workers)
     return execute([(session(*tools), calls)], limits)[0]
 
@@ -54,6 +54,7 @@ def fail(text: str = "no such city") -> None:
     raise ValueError(text)
 
 
+@tool(deadline_s=0.2)
 def hang() -> None:
     """Hang."""
     time.sleep(30)
@@ -127,15 +128,15 @@ def test_an_infrastructure_error_is_a_kind_of_its_own() -> None:
 
 def test_a_hung_tool_is_left_behind_and_the_others_are_answered() -> None:
     started = time.monotonic()
-    first, second = run(ToolCall("hang", {}), ToolCall("add", {"a": 1}), tools=(hang, add), deadline_s=0.3)
-    assert (first.error, first.content, first.seconds) == (ErrorKind.DEADLINE, "error: hang: no result within 0.3 s", 0.3)
+    first, second = run(ToolCall("hang", {}), ToolCall("add", {"a": 1}), tools=(hang, add))
+    assert (first.error, first.content, first.seconds) == (ErrorKind.DEADLINE, "error: hang: no result within 0.2 s", 0.2)
     assert second.content == "2"
     assert time.monotonic() - started < 10
 
 
 def test_hung_tools_do_not_use_up_the_workers() -> None:
     calls = [ToolCall("hang", {})] * 3 + [ToolCall("add", {"a": 1})]
-    results = run(*calls, tools=(hang, add), deadline_s=0.2, workers=1)
+    results = run(*calls, tools=(hang, add), workers=1)
     assert [result.error for result in results] == ["deadline"] * 3 + [""]
 
 
@@ -145,7 +146,7 @@ def test_a_tools_own_deadline_replaces_the_recipes() -> None:
         """Sleep."""
         time.sleep(20)
 
-    @tool(deadline_s=20)
+    @tool(deadline_s=60)
     def slower() -> str:
         """Sleep."""
         time.sleep(0.6)
@@ -162,7 +163,7 @@ def test_the_deadline_counts_from_the_start_of_the_call_not_from_its_place_in_th
         time.sleep(0.3)
         return "rested"
 
-    results = run(*[ToolCall("nap", {})] * 4, tools=(nap,), deadline_s=1.0, workers=1)
+    results = run(*[ToolCall("nap", {})] * 4, tools=(nap,), deadline_s=1.1, workers=1)
     assert [result.content for result in results] == ["rested"] * 4
 
 
@@ -191,17 +192,12 @@ def test_a_tools_own_timeout_error_is_no_deadline() -> None:
     assert result.error == ErrorKind.RAISED
 
 
-def test_a_hanging_argument_validator_and_a_hanging_result_meet_the_deadline_too() -> None:
-    class Slow:
-        def __iter__(self) -> Any:
-            time.sleep(30)
-            yield 1
+def test_a_result_that_takes_for_ever_to_write_down_meets_the_deadline_too() -> None:
+    def slowly() -> Any:
+        time.sleep(30)
+        yield 1
 
-        def __next__(self) -> int:
-            time.sleep(30)
-            return 1
-
-    [result] = run(ToolCall("give", {}), tools=(returns(x for x in Slow()),), deadline_s=0.3)
+    [result] = run(ToolCall("give", {}), tools=(returns(slowly()),), deadline_s=0.3)
     assert result.error == ErrorKind.DEADLINE
 
 

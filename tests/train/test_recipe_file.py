@@ -34,7 +34,7 @@ rewards:
 """
 
 
-@pytest.fixture()
+@pytest.fixture
 def recipe(tmp_path: Path):
     def write(text: str) -> Path:
         path = tmp_path / "recipe.yaml"
@@ -162,9 +162,7 @@ def _stages(second_model: str) -> str:
     def indent(text: str) -> str:
         return "".join("    " + line + "\n" for line in text.splitlines() if not line.startswith("run_dir"))
 
-    return (
-        "run_dir: runs/pipe\nseed: 7\nstages:\n  warm:\n" + indent(SFT) + "  rl:\n" + indent(GRPO.replace("smollm2-135m", second_model))
-    )
+    return "run_dir: runs/pipe\nseed: 7\nstages:\n  warm:\n" + indent(SFT) + "  rl:\n" + indent(GRPO.replace("smollm2-135m", second_model))
 
 
 def test_pipeline_stages_inherit_run_dir_and_seed(recipe):

@@ -47,7 +47,8 @@ def test_same_recipe_opens_the_run_again(tmp_path):
 def test_other_recipe_in_the_same_folder_is_refused_with_the_difference(tmp_path):
     with open_run(recipe(tmp_path / "run"), tmp_path, source_text=""):
         pass
-    with pytest.raises(RecipeError, match=r"max_steps: 3 -> 4") as caught, open_run(recipe(tmp_path / "run", max_steps=4), tmp_path, source_text=""):
+    other = recipe(tmp_path / "run", max_steps=4)
+    with pytest.raises(RecipeError, match=r"max_steps: 3 -> 4") as caught, open_run(other, tmp_path, source_text=""):
         pass
     assert caught.value.hint is not None
     assert "--overwrite" in caught.value.hint
@@ -62,7 +63,8 @@ def test_overwrite_replaces_the_old_run(tmp_path):
 
 def test_second_process_is_refused_and_told_who_holds_the_run(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from postgrad.train.recipe import SFTRecipe; from postgrad.train.run_directory import open_run\n"
+        "import sys; from pathlib import Path; from postgrad.train.recipe import SFTRecipe\n"
+        "from postgrad.train.run_directory import open_run\n"
         "values = dict(method='sft', model='m', run_dir=sys.argv[1], max_steps=3, data={'train': 'rows.jsonl'})\n"
         "with open_run(SFTRecipe.model_validate(values), Path('.'), source_text=''): print('in', flush=True); sys.stdin.read()\n"
     )

@@ -82,7 +82,7 @@ def _type(schema: Any) -> str:
     """A type as short as it can be without losing anything the schema says."""
     if not isinstance(schema, Mapping):
         return "any"
-    if set(schema) == {"enum"} or set(schema) <= {"enum", *_PLAIN_KEYS} and "enum" in schema:
+    if set(schema) == {"enum"} or (set(schema) <= {"enum", *_PLAIN_KEYS} and "enum" in schema):
         return " | ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
     if set(schema) <= _PLAIN_KEYS and isinstance(schema.get("type"), str):
         return str(schema["type"])

@@ -1,6 +1,7 @@
 """Conversations through a chat template: what the template gets, and errors that name the template's problem.
 
-Templates fail on `content: null`, need dictionaries for arguments, sometimes need call ids of nine characters, and may have no system or tool role.
+Templates fail on `content: null`, want arguments as objects, sometimes call ids of nine characters, and may lack
+the system or tool role.
 `Template` knows these facts of one template (it probes them once) and renders text; it never makes token ids.
 """
 

@@ -26,7 +26,7 @@ class Tokenizer(Protocol):
     @property
     def added_tokens_decoder(self) -> Mapping[int, Any]: ...
     def encode(self, text: str, **options: Any) -> list[int]: ...
-    def decode(self, token_ids: Any, **options: Any) -> str: ...
+    def decode(self, token_ids: Any, **options: Any) -> Any: ...
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
 
 
@@ -88,10 +88,6 @@ class Tokens:
         start = next((index for index, token in enumerate(ids) if token != bos), len(ids))
         return [bos, *ids[start:]]
 
-    @property
-    def adds_bos(self) -> bool:
-        return self._added_bos is not None
-
     # ---- decode
 
     def decode(self, ids: Sequence[int], *, keep: frozenset[int] = frozenset()) -> str:
@@ -101,7 +97,7 @@ class Tokens:
 
     def decode_raw(self, ids: Sequence[int]) -> str:
         """Text of `ids`, special tokens included."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     # ---- inside
 

@@ -19,7 +19,13 @@ from postgrad.errors import PostgradError
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 stdout = Console(highlight=False, soft_wrap=True)
 
-SHORT_NAMES = {"completions/mean_length": "tokens", "tools/call_frequency": "calls", "learning_rate": "lr", "grad_norm": "grad", "trained_tokens": "trained"}
+SHORT_NAMES = {
+    "completions/mean_length": "tokens",
+    "tools/call_frequency": "calls",
+    "learning_rate": "lr",
+    "grad_norm": "grad",
+    "trained_tokens": "trained",
+}
 
 
 def print_error(error: PostgradError) -> None:
@@ -39,7 +45,9 @@ def number(value: float) -> str:
 
 def headline(metrics: Mapping[str, float], names: Sequence[str]) -> str:
     """The numbers that matter on one line: `reward 0.52  correct 0.31  …`."""
-    shown = [(SHORT_NAMES.get(name, name.removeprefix("rewards/").removesuffix("/mean")), metrics[name]) for name in names if name in metrics]
+    shown = [
+        (SHORT_NAMES.get(name, name.removeprefix("rewards/").removesuffix("/mean")), metrics[name]) for name in names if name in metrics
+    ]
     return "  ".join(f"{name} {number(value)}" for name, value in shown)
 
 
@@ -82,7 +90,7 @@ class PlainReporter:
         if shown:
             self._line("  held out: " + "  ".join(f"{name} {number(value)}" for name, value in shown.items()))
 
-    def working(self, what: str, done: int, total: int) -> None:
+    def working(self, what: str, count: int) -> None:
         """Progress inside a step; lines would drown the log, so only a terminal shows it."""
 
     def note(self, text: str) -> None:
@@ -117,8 +125,8 @@ class LiveReporter(PlainReporter):
         self.progress.update(self.task, completed=step, numbers=self.numbers)
         super().stepped(step, metrics)
 
-    def working(self, what: str, done: int, total: int) -> None:
-        self.progress.update(self.task, numbers=f"{self.numbers}  [{what} {done}/{total}]")
+    def working(self, what: str, count: int) -> None:
+        self.progress.update(self.task, numbers=f"{self.numbers}  [{what}: {count}]")
 
     def finished(self, *, folder: Path) -> None:
         self.close()

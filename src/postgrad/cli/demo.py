@@ -22,7 +22,7 @@ from postgrad.train.recipe import GRPORecipe, Pipeline
 from postgrad.train.recipe_file import LoadedRecipe, load_recipe
 from postgrad.train.run import evaluate, run
 from postgrad.train.statistics import Interval, wilson
-from postgrad.types import Group, Rollout, StopReason
+from postgrad.types import Rollout
 
 QUICK = ("stages.grpo.max_steps=4", "stages.sft.max_steps=6")
 SETS = {"heldout.jsonl": "held out", "unseen.jsonl": "unseen templates"}
@@ -128,11 +128,16 @@ def _print(rows: Sequence[Row], judge: _Judge, folder: Path, *, json_output: boo
         lines = [[row.model, _percent(row.well_formed), _percent(row.accuracy), f"{row.tokens:.1f}"] for row in rows if row.data == data]
         count = next(row.accuracy.count for row in rows if row.data == data)
         stdout.print()
-        stdout.print(table(f"{title} (n = {count}, greedy, 95 % intervals)", ["", "well-formed calls %", "accuracy %", "tokens per answer"], lines))
+        stdout.print(
+            table(f"{title} (n = {count}, greedy, 95 % intervals)", ["", "well-formed calls %", "accuracy %", "tokens per answer"], lines)
+        )
     stdout.print()
     for index in _three(judge):
         _side_by_side(judge, index)
-    stdout.print(f"written to {folder}: task/ (data, recipe, rewards, tool), run/sft and run/grpo (rollouts, metrics, model), evaluations/", markup=False)
+    stdout.print(
+        f"written to {folder}: task/ (data, recipe, rewards, tool), run/sft and run/grpo (rollouts, metrics, model), evaluations/",
+        markup=False,
+    )
     stdout.print(f"took {duration(seconds)}", markup=False)
 
 

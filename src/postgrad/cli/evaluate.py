@@ -24,11 +24,19 @@ def run_eval(path: Path, *, model: str | None, data: str | None, rows: int | Non
     base = Path.cwd() if data else loaded.base
     result = evaluate(recipe, loaded.base, model=name, data=str(base / source) if (base / source).exists() else source, rows=rows)
     if json_output:
-        record = {"model": name, "data": source, "rewards": {key: asdict(value) for key, value in result.rewards.items()}, "metrics": result.metrics}
+        record = {
+            "model": name,
+            "data": source,
+            "rewards": {key: asdict(value) for key, value in result.rewards.items()},
+            "metrics": result.metrics,
+        }
         print(json.dumps(record, indent=1))
         return
     stderr.print(f"{name} on {source}: {len(result.groups)} prompts", markup=False)
-    lines = [[key, number(round(value.mean, 4)), f"[{value.low:.4f}, {value.high:.4f}]", str(value.count)] for key, value in result.rewards.items()]
+    lines = [
+        [key, number(round(value.mean, 4)), f"[{value.low:.4f}, {value.high:.4f}]", str(value.count)]
+        for key, value in result.rewards.items()
+    ]
     stdout.print(table("", ["reward", "mean", "95 % interval", "rollouts"], lines))
     others = {key: value for key, value in result.metrics.items() if not key.startswith("eval/rewards/")}
     stdout.print(table("", ["metric", "value"], [[key.removeprefix("eval/"), number(value)] for key, value in others.items()]))

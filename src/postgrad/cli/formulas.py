@@ -13,12 +13,14 @@ def run_formulas(*, json_output: bool) -> None:
 
     lines = sheet_lines()
     if json_output:
-        records = [{name: value for name, value in asdict(line).items() if not callable(value)} | {"value": line.compute()} for line in lines]
+        records = [
+            {name: value for name, value in asdict(line).items() if not callable(value)} | {"value": line.compute()} for line in lines
+        ]
         print(json.dumps(records, ensure_ascii=False, indent=1))
         return
     for line in lines:
         stdout.print(line.name, style="bold", markup=False)
         stdout.print(f"  {line.equation}", markup=False)
-        stdout.print(f"  {line.example} = {number(round(line.compute(), 6))}", markup=False)
+        stdout.print(f"  {line.example_call_text} = {number(round(line.compute(), 6))}", markup=False)
         if line.note:
             stdout.print(f"  note: {line.note}", markup=False)

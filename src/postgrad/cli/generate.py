@@ -10,7 +10,7 @@ from pathlib import Path
 from postgrad.cli.console import stderr, stdout
 from postgrad.errors import RecipeError
 from postgrad.protocols import Sampler, SamplingParams
-from postgrad.rollout.agent import RolloutConfig, collect
+from postgrad.rollout import RolloutConfig, collect
 from postgrad.rollout.record import group_to_json
 from postgrad.rollout.tools import Toolbox, load_tools
 from postgrad.train.setup import Policy, load_frozen_policy, read_prompts
@@ -47,11 +47,13 @@ def run_generate(
     max_tokens: int, seed: int, json_output: bool,
 ) -> None:  # fmt: skip
     if (data is None) == (not texts):
-        raise RecipeError("give prompts or --data, one of the two", where="command line", hint='postgrad generate smollm2-135m "What is 2 + 2?"')
+        raise RecipeError(
+            "give prompts or --data, one of the two", where="command line", hint='postgrad generate smollm2-135m "What is 2 + 2?"'
+        )
     writer = load_writer(model, tools=tools, params=params, max_tokens=max_tokens)
     opening = (Message("system", system),) if system else ()
     if data is not None:
-        prompts = read_prompts(data, writer.policy.chat, writer.toolbox, system=system)
+        prompts = read_prompts(data, writer.policy, writer.toolbox, system=system)
     else:
         prompts = [Prompt(f"prompt {index + 1}", (*opening, Message("user", text))) for index, text in enumerate(texts)]
     for prompt, rollouts in writer.write(prompts, samples=samples, seed=seed):

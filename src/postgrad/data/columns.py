@@ -10,11 +10,12 @@ Formats (found by column names, printed at the start of a run):
 
     columns: {prompt: question}                                     # gsm8k: prompts; `answer` stays a column for the rewards
     columns: {prompt: question, completion: answer}                 # gsm8k: SFT
-    columns: {user: [instruction, input], assistant: output}        # alpaca; several columns are joined by a blank line, empty ones left out
+    columns: {user: [instruction, input], assistant: output}        # alpaca; joined by a blank line, empty ones left out
     columns: {system: persona, user: query, assistant: reply}       # one message per role, in this order
     columns: {messages: dialog, tools: functions}                   # other names
 
-`system`, `user`, `assistant` make `messages`; without `assistant` they make a prompt. Columns that the map names are used up; all others stay.
+`system`, `user`, `assistant` make `messages`; without `assistant` they make a prompt.
+Columns that the map names are used up; all others stay.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def check_columns(columns: Columns) -> None:
         raise RecipeError(
             f"the map mixes {' and '.join(kinds)}", where="data.columns", hint="use messages, or prompt (and completion), or roles"
         )
-    if "completion" in columns and "prompt" not in columns or "assistant" in columns and "user" not in columns:
+    if ("completion" in columns and "prompt" not in columns) or ("assistant" in columns and "user" not in columns):
         raise RecipeError("an answer without a question", where="data.columns", hint="map the prompt (or user) column too")
 
 
@@ -93,7 +94,7 @@ def detect(rows: Sequence[Row]) -> str:
 
 
 def _format(fields: Mapping[str, Any]) -> str:
-    if "messages" in fields or "conversations" in fields and not {"chosen", "rejected"} & set(fields):
+    if "messages" in fields or ("conversations" in fields and not {"chosen", "rejected"} & set(fields)):
         return "messages"
     if "prompt" in fields and not {"chosen", "rejected"} & set(fields):
         return "prompt+completion" if "completion" in fields else "prompt"

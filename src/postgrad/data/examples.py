@@ -1,7 +1,7 @@
 """Rows to examples: what is read, what is answered, in one shape for every format.
 
-A text prompt (and text completion) becomes a user (and assistant) message when the model has a chat template, because an instruct model that
-sees raw text never learned to stop after it; `text_prompts="raw"` keeps it raw, and so does a model without a template.
+A text prompt (and text completion) becomes a user (and assistant) message when the model has a chat template, because an
+instruct model never learned to stop after raw text; `text_prompts="raw"` keeps it raw, and so does a model without a template.
 """
 
 from __future__ import annotations

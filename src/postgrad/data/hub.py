@@ -37,7 +37,7 @@ def read_hub(source: str) -> Iterator[Row | Rejected]:
 
 
 def _reach(name: str) -> str:
-    """ "" when the hub answers about this dataset within seconds, else why it does not. Name resolution has no timeout, so a thread waits."""
+    """ "" when the hub answers within seconds, else why it does not. A thread waits: name resolution has no timeout."""
     outcome = ["no answer within 4 seconds"]
 
     def ask() -> None:

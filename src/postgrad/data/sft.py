@@ -84,7 +84,6 @@ def prepare_sft(
             built = builder.build(row, rows.format)
         except BadRow as error:
             rejected.append(Rejected(row.name, str(error)))
-            check_rejected(rejected, rows.max_bad) if len(rejected) > rows.max_bad + 20 else None
             continue
         encoded += limiter.limit(row.name, built)
     check_rejected(rejected, rows.max_bad)

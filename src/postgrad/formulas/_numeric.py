@@ -4,7 +4,7 @@
 2. `counted`          a mask becomes a bool tensor of exactly the expected shape (True = counts).
 3. `select`           values under the mask become 0 *before* any function sees them, so that NaN, inf or 1e30 there reaches neither
                       the value nor the gradient (multiplying afterwards would give NaN * 0 = NaN).
-4. `require_finite`   one rule for the rest: a number that counts and is not finite raises `NonFiniteError`, it is never returned.
+4. `require_finite`, `read`   one rule for the rest: a number that counts and is not finite raises `NonFiniteError`, it is never returned.
 5. `exp_with_tangent` (and `expm1_…`): the exponential, continued by its tangent where it would otherwise overflow.
 """
 
@@ -47,6 +47,11 @@ def require_finite(what: str, x: Tensor) -> Tensor:
     if not bool(finite.all()):
         raise NonFiniteError(f"{what}: {int((~finite).sum())} of {x.numel()} values are not finite")
     return x
+
+
+def read(what: str, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """`select`, then `require_finite`: for inputs whose infinity a clip, a sigmoid or a comparison would hide."""
+    return require_finite(what, select(x, mask))
 
 
 def require_same_shape(**tensors: Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from postgrad.formulas._numeric import require, require_finite, require_same_shape, widen
+from postgrad.formulas._numeric import read, require, require_finite, require_same_shape
 
 
 def bradley_terry_loss(chosen: Tensor, rejected: Tensor, margin: Tensor | None = None, center_coef: float = 0.0) -> Tensor:
@@ -26,6 +26,6 @@ def bradley_terry_loss(chosen: Tensor, rejected: Tensor, margin: Tensor | None =
     """
     require(center_coef >= 0, f"center_coef must not be negative, got {center_coef}")
     require_same_shape(chosen=chosen, rejected=rejected, **({} if margin is None else {"margin": margin}))
-    high, low = widen(chosen), widen(rejected)
-    difference = high - low if margin is None else high - low - widen(margin)
+    high, low = read("chosen scores", chosen), read("rejected scores", rejected)
+    difference = high - low if margin is None else high - low - read("margin", margin)
     return require_finite("bradley_terry_loss", -logsigmoid(difference) + center_coef * (high + low) ** 2)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from postgrad.formulas._numeric import require, require_finite, require_same_shape, widen
+from postgrad.formulas._numeric import read, require, require_finite, require_same_shape, widen
 
 Divergence = Literal["reverse_kl", "forward_kl", "js"]
 _DISCOPOP_TAU = 0.05
@@ -79,10 +79,10 @@ def dpo_loss(
         reference_rejected=reference_rejected,
     )
     pair = _Pair(
-        policy_chosen=widen(policy_chosen),
-        policy_rejected=widen(policy_rejected),
-        reference_chosen=widen(reference_chosen),
-        reference_rejected=widen(reference_rejected),
+        policy_chosen=read("policy_chosen", policy_chosen),
+        policy_rejected=read("policy_rejected", policy_rejected),
+        reference_chosen=read("reference_chosen", reference_chosen),
+        reference_rejected=read("reference_rejected", reference_rejected),
         beta=beta,
         smoothing=label_smoothing,
         divergence=divergence,

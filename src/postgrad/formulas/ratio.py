@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from postgrad.formulas._numeric import MAX_LOG_RATIO, counted, exp_with_tangent, require_finite, require_same_shape, select, widen
+from postgrad.formulas._numeric import MAX_LOG_RATIO, counted, exp_with_tangent, read, require_finite, require_same_shape, select
 
 
 def log_ratio(current: Tensor, old: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -43,7 +43,7 @@ def token_ratio(log_ratio: Tensor, *, max_log_ratio: float = MAX_LOG_RATIO) -> T
 
     Source: the articles, `coef_1`; PPO, arXiv 1707.06347.
     """
-    return require_finite("token_ratio", exp_with_tangent(widen(log_ratio), max_log_ratio))
+    return require_finite("token_ratio", exp_with_tangent(read("log_ratio", log_ratio), max_log_ratio))
 
 
 def sequence_ratio(log_ratio: Tensor, mask: Tensor, *, max_log_ratio: float = MAX_LOG_RATIO) -> Tensor:
@@ -61,4 +61,5 @@ def sequence_ratio(log_ratio: Tensor, mask: Tensor, *, max_log_ratio: float = MA
     Source: GSPO, arXiv 2507.18071.
     """
     lengths = counted(mask, log_ratio.shape).sum(-1).clamp(min=1)  # an empty row: 0 / 1
-    return require_finite("sequence_ratio", exp_with_tangent(select(log_ratio, mask).sum(-1) / lengths, max_log_ratio))
+    mean = read("log_ratio", log_ratio, mask).sum(-1) / lengths
+    return require_finite("sequence_ratio", exp_with_tangent(mean, max_log_ratio))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from postgrad.formulas._numeric import require, require_finite, select, widen
+from postgrad.formulas._numeric import read, require, require_finite, select
 from postgrad.formulas.aggregate import token_mean
 
 
@@ -58,7 +58,7 @@ def two_sided_clip_surrogate(
     Source: dual clip, arXiv 1912.09729; `delta` in INTELLECT-2, arXiv 2505.07291 (default here; dual-clip code uses 3).
     """
     require(max_ratio > 1 + clip_high, f"max_ratio must exceed 1 + clip_high = {1 + clip_high}, got {max_ratio}")
-    return clipped_surrogate(widen(ratio).clamp(max=max_ratio), advantages, clip_low=clip_low, clip_high=clip_high)
+    return clipped_surrogate(read("ratio", ratio).clamp(max=max_ratio), advantages, clip_low=clip_low, clip_high=clip_high)
 
 
 def reinforce_surrogate(logprobs: Tensor, advantages: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -97,7 +97,7 @@ def cispo_surrogate(
     require(0 <= clip_low <= 1, f"clip_low must lie in [0, 1], got {clip_low}")
     require(clip_high >= 0, f"clip_high must not be negative, got {clip_high}")
     logp = select(logprobs, mask)
-    weight, a = _aligned(ratio.detach().clamp(1 - clip_low, 1 + clip_high), advantages)
+    weight, a = _aligned(read("ratio", ratio.detach()).clamp(1 - clip_low, 1 + clip_high), advantages)
     weighted, logp = _aligned(weight * a, logp)
     return require_finite("cispo_surrogate", -weighted * logp)
 
@@ -147,7 +147,7 @@ def gamma_weight_surrogate(
 
     Source: VESPO, arXiv 2602.10693.
     """
-    log_w = select(log_ratio.detach(), mask).sum(-1, keepdim=True)
+    log_w = read("log_ratio", log_ratio.detach(), mask).sum(-1, keepdim=True)
     log_w, a = _aligned(log_w, advantages)
     shape = torch.where(a >= 0, a.new_tensor(shape_positive), a.new_tensor(shape_negative))
     rate = torch.where(a >= 0, a.new_tensor(rate_positive), a.new_tensor(rate_negative))
@@ -209,7 +209,7 @@ def _require_clip(clip_low: float, clip_high: float) -> None:
 
 def _aligned(values: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
     """Both in fp32 or fp64, with advantages per row given a last dimension. Nothing else broadcasts: [N] is never taken for [T]."""
-    wide, a = widen(values), widen(advantages)
+    wide, a = read("ratio or log-probs", values), read("advantages", advantages)
     if a.shape != wide.shape and a.shape == wide.shape[:-1]:
         a = a.unsqueeze(-1)
     rows_agree = a.dim() == wide.dim() and a.shape[:-1] == wide.shape[:-1]

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, cast
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
@@ -113,9 +112,11 @@ def body(model: nn.Module, input_ids: Tensor, position_ids: Tensor, **kwargs: An
 
     One flat row (B = 1) inside `attend_with`; a padded batch with its `attention_mask` outside it.
     """
-    output = pretrained(model).base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False, **kwargs)
-    hidden = cast(Tensor, output.last_hidden_state)
-    return hidden.flatten(0, 1)
+    inner = pretrained(model)
+    if inner.base_model is inner:
+        raise ModelError(f"{type(inner).__name__} has no body apart from its head")
+    output = inner.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False, **kwargs)
+    return cast(Tensor, output.last_hidden_state).flatten(0, 1)
 
 
 class OutputHead(NamedTuple):
@@ -135,7 +136,9 @@ def output_head(model: nn.Module) -> OutputHead:
     head = _unwrap_saved_module(cast(Any, inner).get_output_embeddings())
     if type(head) is not nn.Linear:
         found = "no head" if head is None else f"a head of type {type(head).__name__}"
-        raise ModelError(f"{type(inner).__name__} has {found}", hint="keep adapters off lm_head; use a model made for causal language modelling")
+        raise ModelError(
+            f"{type(inner).__name__} has {found}", hint="keep adapters off lm_head; use a model made for causal language modelling"
+        )
     return OutputHead(head.weight, head.bias, _logit_scale(text))
 
 
@@ -152,5 +155,3 @@ def _unwrap_saved_module(head: nn.Module | None) -> nn.Module | None:
 def _logit_scale(config: Any) -> float:
     """Cohere multiplies its logits by `logit_scale`, Granite divides them by `logits_scaling`."""
     return float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
-
-

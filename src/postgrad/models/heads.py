@@ -25,7 +25,14 @@ _BLOCK_ELEMENTS = 1 << 18
 
 
 def selected_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float, bias: Tensor | None = None, scale: float = 1.0, tile: int | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float,
+    bias: Tensor | None = None,
+    scale: float = 1.0,
+    tile: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs (nats) of `targets` under softmax(scale · (hidden @ weight.T + bias) / temperature), and that distribution's entropy.
 
@@ -86,7 +93,13 @@ class _SelectedLogprobs(torch.autograd.Function):
                 grad_weight[tile.vocabulary] = tile.logits.t() @ hidden
             if grad_bias is not None:
                 grad_bias[tile.vocabulary] = tile.logits.sum(0, dtype=exact)
-        return _cast(grad_hidden, ctx.hidden_dtype), _cast(grad_weight, weight.dtype), _cast(grad_bias, None if bias is None else bias.dtype), None, None
+        return (
+            _cast(grad_hidden, ctx.hidden_dtype),
+            _cast(grad_weight, weight.dtype),
+            _cast(grad_bias, None if bias is None else bias.dtype),
+            None,
+            None,
+        )
 
 
 class _Tile(NamedTuple):

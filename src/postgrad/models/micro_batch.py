@@ -49,6 +49,10 @@ class MicroBatch:
         """Tokens that go through the model, padding included."""
         return self.input_ids.numel()
 
+    @property
+    def untrained_rows(self) -> int:
+        return len(self.row_index) - int(self.mask.any(1).sum())
+
     def to_rows(self, flat: Tensor) -> Tensor:
         """[N] -> [R, L], 0 outside the mask. Differentiable."""
         return flat.new_zeros(self.mask.shape).masked_scatter(self.mask, flat)

@@ -34,6 +34,8 @@ def pack(
     units = _units(place(rows), share_prefixes=share_prefixes)
     if split_groups:
         units = [part for unit in units for part in _split(unit, tokens_per_micro_batch)]
+    else:
+        _check_whole_groups(units)
     return [_micro_batch(chosen, device) for chosen in _fill(units, tokens_per_micro_batch)]
 
 
@@ -66,6 +68,13 @@ def _units(placed: Sequence[Placed], *, share_prefixes: bool) -> list[_Unit]:
         key = (row.row.group, row.row.token_ids[: row.row.shared_prefix]) if grouped else (None, row.index)
         together.setdefault(key, []).append(row)
     return [_Unit(tuple(unit), unit[0].row.shared_prefix if share_prefixes and len(unit) > 1 else 0) for unit in together.values()]
+
+
+def _check_whole_groups(units: Sequence[_Unit]) -> None:
+    groups = [unit.rows[0].row.group for unit in units if unit.rows[0].row.group is not None]
+    torn = sorted({group for group in groups if groups.count(group) > 1})
+    if torn:
+        raise ValueError(f"the rows of group {torn[0]} do not start with the same shared prefix")
 
 
 def _split(unit: _Unit, budget: int) -> list[_Unit]:

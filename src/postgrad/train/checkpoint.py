@@ -113,7 +113,9 @@ def require_newest(root: Path) -> Newest:
     """As `newest`, but a `CheckpointError` listing the reasons when folders exist and none verifies."""
     found = newest(root)
     if found.folder is None and found.skipped:
-        raise CheckpointError("no checkpoint verifies: " + "; ".join(found.skipped), where=str(root), hint="start the run again with --overwrite")
+        raise CheckpointError(
+            "no checkpoint verifies: " + "; ".join(found.skipped), where=str(root), hint="start the run again with --overwrite"
+        )
     return found
 
 

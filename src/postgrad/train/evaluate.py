@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from postgrad.chat.format import ChatFormat
 from postgrad.protocols import Sampler, SamplingParams
 from postgrad.rewards.ledger import weighted_total
 from postgrad.rewards.score import Scorer, Scores
-from postgrad.rollout.agent import Progress, RolloutConfig, collect
+from postgrad.rollout import RolloutConfig, collect
 from postgrad.rollout.metrics import rollout_metrics
 from postgrad.rollout.tools import Toolbox
 from postgrad.train.statistics import Interval, mean_interval
@@ -36,24 +36,29 @@ class Evaluator:
     scorer: Scorer
     prompts: Sequence[Prompt]
     seed: int
-    on_progress: Callable[[Progress], None] | None = None
 
     def run(self, step: int) -> Evaluation:
         """Evaluate the live weights. `step` keys the noise (apart from training's) when the temperature is not 0."""
         groups = collect(
             list(enumerate(self.prompts)), sampler=self.sampler, chat=self.chat, toolbox=self.toolbox, config=self.rollout,
-            params=self.params, seed=self.seed, step=-1 - step, on_progress=self.on_progress,
+            params=self.params, seed=self.seed, step=-1 - step,
         )  # fmt: skip
         scores = self.scorer.score(groups)
         rewards = {name: mean_interval([float(value) for value in scores.values[:, column]]) for column, name in enumerate(scores.names)}
         return Evaluation(tuple(groups), scores, rewards, self._metrics(groups, scores, rewards))
 
     def _metrics(self, groups: Sequence[Group], scores: Scores, rewards: dict[str, Interval]) -> dict[str, float]:
-        metrics = {"eval/reward": mean_interval([float(value) for value in weighted_total(scores.values, scores.weights, self.rollout.group_size)]).mean}
+        metrics = {
+            "eval/reward": mean_interval(
+                [float(value) for value in weighted_total(scores.values, scores.weights, self.rollout.group_size)]
+            ).mean
+        }
         for name, interval in rewards.items():
             metrics |= {
-                f"eval/rewards/{name}/mean": interval.mean, f"eval/rewards/{name}/low": interval.low, f"eval/rewards/{name}/high": interval.high,
-            }  # fmt: skip
+                f"eval/rewards/{name}/mean": interval.mean,
+                f"eval/rewards/{name}/low": interval.low,
+                f"eval/rewards/{name}/high": interval.high,
+            }
         shown = ("completions/mean_length", "completions/clipped_ratio", "tools/call_frequency", "tools/failure_frequency")
         rollout = rollout_metrics(groups)
         return metrics | {f"eval/{name}": rollout[name] for name in shown if name in rollout}

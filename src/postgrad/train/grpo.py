@@ -21,13 +21,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from postgrad import formulas
 from postgrad.protocols import BackwardResult, Engine, LossFunction, Rows, Sampler, SamplingParams
 from postgrad.rewards.score import Scorer
-from postgrad.rollout.agent import Progress, RolloutConfig, collect
+from postgrad.rollout import RolloutConfig, collect
 from postgrad.rollout.tools import Toolbox
 from postgrad.train.evaluate import Evaluator
 from postgrad.train.judged import Denominators, JudgedGroup, Minibatch, split_minibatches
@@ -121,7 +120,6 @@ class GRPOParts:
     evaluator: Evaluator | None = None
     record: Callable[[int, Scored, Sequence[JudgedGroup]], None] = lambda step, scored, judged: None
     """Told of every batch: writes the rollout file and the failures."""
-    on_progress: Callable[[Progress], None] | None = None
 
 
 class GRPO:
@@ -140,7 +138,8 @@ class GRPO:
         )
         self.total_steps = recipe.max_steps or rollout_batches * self.updates
         outcomes = [reward.name for reward in parts.scorer.rewards if reward.role == "outcome"]
-        self.headline = ("reward", *(f"rewards/{name}/mean" for name in outcomes[:2]), "reward_std", "entropy", "completions/mean_length")
+        shown = [f"rewards/{name}/mean" for name in outcomes[:2]]
+        self.headline: tuple[str, ...] = ("reward", *shown, "reward_std", "entropy", "completions/mean_length")
 
     def step(self, step: int) -> dict[str, float]:
         metrics: dict[str, float] = {}
@@ -176,7 +175,7 @@ class GRPO:
         with self.timer.part("rollout"):
             return collect(
                 numbered, sampler=self.parts.sampler, chat=self.parts.policy.chat, toolbox=self.parts.toolbox, config=self.parts.rollout,
-                params=self.parts.params, seed=seed, step=step, on_progress=self.parts.on_progress,
+                params=self.parts.params, seed=seed, step=step,
             )  # fmt: skip
 
     def _prepare(self, step: int, scored: Scored) -> list[Minibatch]:

@@ -102,7 +102,9 @@ def _row(segments: Sequence[Segment], advantage: float) -> TrainRow:
     return TrainRow(ids, mask, per_token={"sampler_logprobs": old}, per_row={"advantages": advantage})
 
 
-def split_minibatches(groups: Sequence[JudgedGroup], *, minibatches: int, epochs: int, mask_truncated: bool, skip_zero: bool) -> list[Minibatch]:
+def split_minibatches(
+    groups: Sequence[JudgedGroup], *, minibatches: int, epochs: int, mask_truncated: bool, skip_zero: bool
+) -> list[Minibatch]:
     """Split whole groups evenly over the optimizer steps of one pass, and repeat the pass `epochs` times.
 
     skip_zero: leave out rows whose advantage is 0 (without a KL term they have no gradient); they still count in the denominators.

@@ -46,7 +46,13 @@ PRESETS: dict[PresetName, Preset] = {
     "dapo": Preset(ratio="token", surrogate="clipped", aggregation="token_mean", scale="group", clip_high=0.28),
     # A sequence ratio moves by the mean of many small differences: against a bf16 sampler its rounding alone would leave the clip range.
     "gspo": Preset(
-        ratio="sequence", surrogate="clipped", aggregation="sequence_mean", scale="group", clip_low=3e-4, clip_high=4e-4, old_logprobs="policy"
+        ratio="sequence",
+        surrogate="clipped",
+        aggregation="sequence_mean",
+        scale="group",
+        clip_low=3e-4,
+        clip_high=4e-4,
+        old_logprobs="policy",
     ),
     "cispo": Preset(ratio="token", surrogate="cispo", aggregation="token_mean", scale="group", clip_low=1.0, clip_high=4.0),
     "rloo": Preset(

@@ -162,7 +162,7 @@ class GRPOLoss(Section):
     mask_truncated: bool = False
     """Leave rollouts that a limit ended out of the loss and its denominator (they still count in their group's mean)."""
     old_logprobs: Literal["sampler", "policy"] | None = None
-    """Where π_old of the ratio comes from: the sampler's own log-probs, or the policy's before the first update. Left out = the preset's."""
+    """Where π_old of the ratio comes from: the sampler's log-probs, or the policy's before the first update. Left out = the preset's."""
 
     @model_validator(mode="after")
     def _ranges(self) -> GRPOLoss:

@@ -50,7 +50,7 @@ _Loader.yaml_implicit_resolvers = {
     letter: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
     for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(  # type: ignore[no-untyped-call]
+_Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d[\d_]*\.[\d_]*(e[-+]?\d+)?|\.\d[\d_]*(e[-+]?\d+)?|\d[\d_]*e[-+]?\d+|\.inf|\.nan)$", re.IGNORECASE),
     list("-+.0123456789"),
@@ -81,13 +81,17 @@ def read_yaml(path: Path) -> Source:
 
 def _walk(node: yaml.Node, key: Path_, path: Path, lines: dict[Path_, int]) -> None:
     if not node.tag.startswith("tag:yaml.org,2002:") or "python" in node.tag:
-        raise RecipeError(f"YAML tag {node.tag!r} is not allowed", where=f"{path}:{node.start_mark.line + 1}", hint="write the value itself")
+        raise RecipeError(
+            f"YAML tag {node.tag!r} is not allowed", where=f"{path}:{node.start_mark.line + 1}", hint="write the value itself"
+        )
     if isinstance(node, yaml.MappingNode):
         for name_node, value in node.value:
             child = (*key, str(name_node.value))
             line = name_node.start_mark.line + 1
             if child in lines:
-                raise RecipeError(f"key {'.'.join(child)!r} stands twice (first at line {lines[child]})", where=f"{path}:{line}", hint="keep one")
+                raise RecipeError(
+                    f"key {'.'.join(child)!r} stands twice (first at line {lines[child]})", where=f"{path}:{line}", hint="keep one"
+                )
             lines[child] = line
             _walk(value, child, path, lines)
     elif isinstance(node, yaml.SequenceNode):
@@ -102,7 +106,9 @@ def apply_overrides(source: Source, overrides: Sequence[str]) -> Source:
     for override in overrides:
         dotted, equals, text = override.partition("=")
         if not equals or not dotted:
-            raise RecipeError(f"override {override!r} is not of the form key.path=value", where="command line", hint="e.g. optimizer.learning_rate=1e-5")
+            raise RecipeError(
+                f"override {override!r} is not of the form key.path=value", where="command line", hint="e.g. optimizer.learning_rate=1e-5"
+            )
         target: Any = values
         *parents, last = dotted.split(".")
         for name in parents:
@@ -153,7 +159,9 @@ def _pipeline(source: Source) -> Pipeline:
     if unknown:
         raise _unknown(source, (unknown[0],), sorted(PIPELINE_KEYS | {"stages"}))
     if not isinstance(source.values.get("run_dir"), str):
-        raise RecipeError("run_dir is missing: the folder that the stages are written to", where=str(source.path), hint="run_dir: runs/NAME")
+        raise RecipeError(
+            "run_dir is missing: the folder that the stages are written to", where=str(source.path), hint="run_dir: runs/NAME"
+        )
     run_dir, seed = source.values["run_dir"], source.values.get("seed", 0)
     recipes: dict[str, Any] = {}
     for name, values in stages.items():

@@ -1,27 +1,24 @@
 """Runs a recipe, or the stages of a pipeline in order. What the command line and a Python user call.
 
-    from pathlib import Path
-    from postgrad.train.recipe_file import load_recipe
-    from postgrad.train.run import run
+from pathlib import Path
+from postgrad.train.recipe_file import load_recipe
+from postgrad.train.run import run
 
-    run(load_recipe(Path("recipe.yaml")))
+run(load_recipe(Path("recipe.yaml")))
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from postgrad.errors import CheckpointError, RecipeError
 from postgrad.protocols import Sampler
 from postgrad.rewards.load import LoadedReward
 from postgrad.rewards.score import Scorer
-from postgrad.rollout.agent import Progress
 from postgrad.rollout.tools import Toolbox, load_tools
 from postgrad.train import setup
 from postgrad.train.evaluate import Evaluation, Evaluator
@@ -29,12 +26,12 @@ from postgrad.train.grpo import GRPO, GRPOParts
 from postgrad.train.loop import Method, Reporter, SilentReporter, fit
 from postgrad.train.notes import grpo_notes
 from postgrad.train.presets import loss_settings
-from postgrad.train.recorder import Recorder
 from postgrad.train.recipe import Base, GRPORecipe, Pipeline, SFTRecipe
 from postgrad.train.recipe_file import LoadedRecipe, parse_recipe
+from postgrad.train.recorder import Recorder
 from postgrad.train.run_directory import RunDirectory, open_pipeline, open_run
 from postgrad.train.sft import SFT
-from postgrad.types import Prompt
+from postgrad.types import Prompt, TrainRow
 
 
 def run(loaded: LoadedRecipe, reporter: Reporter | None = None, *, overwrite: bool = False) -> Path:
@@ -116,8 +113,8 @@ def build(recipe: Base, base: Path, directory: RunDirectory, reporter: Reporter)
 def build_sft(recipe: SFTRecipe, base: Path) -> Built:
     policy = setup.load_policy(recipe)
     rows, report = setup.load_sft(recipe, policy, base, name=recipe.data.train)
-    notes = [*policy.chat.notes, *report.lines()]
-    heldout = []
+    notes = report.lines()
+    heldout: list[TrainRow] = []
     if recipe.data.eval is not None:
         heldout, heldout_report = setup.load_sft(recipe, policy, base, name=recipe.data.eval)
         notes += [f"held out: {line}" for line in heldout_report.lines()]
@@ -125,8 +122,8 @@ def build_sft(recipe: SFTRecipe, base: Path) -> Built:
     return Built(SFT(recipe, policy, engine, rows, heldout[: recipe.evaluation.rows]), notes)
 
 
-def show_progress(reporter: Reporter, progress: Progress) -> None:
-    reporter.working("rollouts", progress.done, progress.done + progress.live)
+def sampler_progress(reporter: Reporter) -> Callable[[int, int], None]:
+    return lambda tokens, live: reporter.working(f"sampling, {live} rollouts going on", tokens)
 
 
 def make_evaluator(
@@ -137,7 +134,6 @@ def make_evaluator(
     scorer: Scorer,
     rewards: Sequence[LoadedReward],
     prompts: Sequence[Prompt],
-    reporter: Reporter,
 ) -> Evaluator:
     setup.check_reward_columns(rewards, prompts)
     return Evaluator(
@@ -149,7 +145,6 @@ def make_evaluator(
         scorer=scorer,
         prompts=prompts,
         seed=recipe.seed,
-        on_progress=partial(show_progress, reporter),
     )
 
 
@@ -160,12 +155,15 @@ def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter
     train = setup.load_prompts(recipe, policy, base, name=recipe.data.train, toolbox=toolbox)
     setup.check_reward_columns(rewards, train.prompts)
     scorer = stack.enter_context(Scorer(rewards))
-    sampler = policy.sampler(max_batch=recipe.sampler.max_batch)
+    sampler = policy.sampler(max_batch=recipe.sampler.max_batch, progress=sampler_progress(reporter))
+    notes = train.report.lines()
 
     evaluator = None
     if recipe.data.eval is not None:
-        heldout = setup.load_prompts(recipe, policy, base, name=recipe.data.eval, toolbox=toolbox, rows=recipe.evaluation.rows)
-        evaluator = make_evaluator(recipe, policy, sampler, toolbox, scorer, rewards, heldout.prompts, reporter)
+        heldout = setup.load_prompts(recipe, policy, base, name=recipe.data.eval, toolbox=toolbox)
+        prompts = heldout.prompts[: recipe.evaluation.rows]
+        evaluator = make_evaluator(recipe, policy, sampler, toolbox, scorer, rewards, prompts)
+        notes += [f"held out: {line}" for line in heldout.report.lines()]
     parts = GRPOParts(
         policy=policy,
         engine=setup.make_engine(recipe, policy, with_reference=recipe.loss.kl_coef > 0),
@@ -177,10 +175,8 @@ def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter
         prompts=train.prompts,
         evaluator=evaluator,
         record=Recorder(directory, reporter, rewards, loss_settings(recipe.loss, recipe.rollout).scale),
-        on_progress=partial(show_progress, reporter),
     )
-    notes = [*policy.chat.notes, *train.report.lines(), *grpo_notes(recipe, rewards, policy)]
-    return Built(GRPO(recipe, parts), notes)
+    return Built(GRPO(recipe, parts), [*notes, *grpo_notes(recipe, rewards, policy)])
 
 
 def evaluate(
@@ -191,8 +187,8 @@ def evaluate(
     toolbox = load_tools(recipe.tools, base)
     rewards = setup.load_recipe_rewards(recipe, base)
     policy = setup.load_frozen_policy(model, dtype=recipe.dtype)
-    loaded = setup.load_prompts(recipe, policy, base, name=data, toolbox=toolbox, rows=rows or recipe.evaluation.rows)
+    loaded = setup.load_prompts(recipe, policy, base, name=data, toolbox=toolbox)
+    prompts = loaded.prompts[: rows or recipe.evaluation.rows]
+    sampler = policy.sampler(max_batch=recipe.sampler.max_batch, progress=sampler_progress(watcher))
     with Scorer(rewards) as scorer:
-        return make_evaluator(
-            recipe, policy, policy.sampler(max_batch=recipe.sampler.max_batch), toolbox, scorer, rewards, loaded.prompts, watcher
-        ).run(0)
+        return make_evaluator(recipe, policy, sampler, toolbox, scorer, rewards, prompts).run(0)

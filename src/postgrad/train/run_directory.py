@@ -1,9 +1,9 @@
 """The run directory: what a run writes, and the lock that keeps a second process out.
 
-    recipe.yaml       the file as the user wrote it            resolved.json   every key with its value, and the recipe's folder
-    environment.json  versions, processor, threads             metrics.jsonl   one line per step
-    events.jsonl      everything else worth knowing, with time rollouts/       step-000010.jsonl.gz
-    checkpoints/      see `checkpoint`                         model/          the result; summary.json marks the run finished
+recipe.yaml       the file as the user wrote it            resolved.json   every key with its value, and the recipe's folder
+environment.json  versions, processor, threads             metrics.jsonl   one line per step
+events.jsonl      everything else worth knowing, with time rollouts/       step-000010.jsonl.gz
+checkpoints/      see `checkpoint`                         model/          the result; summary.json marks the run finished
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class RunDirectory:
     def finished(self) -> bool:
         return (self.path / "summary.json").is_file()
 
-    def event(self, kind: str, **details: Any) -> None:
+    def event(self, event: str, /, **details: Any) -> None:
         """Append to events.jsonl: things that happened, for people and for the doctor."""
-        self._append("events.jsonl", {"time": time.time(), "event": kind, **details})
+        self._append("events.jsonl", {"time": time.time(), "event": event, **details})
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one step to metrics.jsonl. A non-finite number is written as a string, so it is seen and stays valid JSON."""
@@ -151,7 +151,9 @@ def _open(recipe: Base | Pipeline, base: Path, *, source_text: str, overwrite: b
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RecipeError(f"run_dir cannot be created: {error}", where=str(path), hint="set run_dir to a folder you may write to") from error
+        raise RecipeError(
+            f"run_dir cannot be created: {error}", where=str(path), hint="set run_dir to a folder you may write to"
+        ) from error
     with _lock(path):
         if overwrite:
             _empty(path)

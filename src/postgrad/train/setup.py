@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from postgrad.chat.format import ChatFormat
-from postgrad.data import DataReport, load_rows, prepare_prompts, prepare_sft
-from postgrad.errors import DataError
+from postgrad.data import DataReport, PromptData, load_rows, prepare_prompts, prepare_sft
 from postgrad.models.engine import LocalEngine, OptimizerConfig
 from postgrad.models.loading import LanguageModel, load
 from postgrad.models.reference import reference_of
@@ -20,12 +19,10 @@ from postgrad.models.sampler import LocalSampler
 from postgrad.models.saving import save
 from postgrad.protocols import SamplingParams
 from postgrad.rewards.load import LoadedReward, check_columns, load_rewards
-from postgrad.rollout.agent import RolloutConfig
+from postgrad.rollout import RolloutConfig
 from postgrad.rollout.tools import Toolbox, load_tools
 from postgrad.train.recipe import Base, GRPORecipe, Rollout, SFTRecipe
-from postgrad.types import Message, Prompt, TrainRow
-
-Progress = Callable[[str, int, int], None]
+from postgrad.types import Prompt, TrainRow
 
 
 @dataclass(frozen=True)
@@ -38,11 +35,9 @@ class Policy:
     def export(self, folder: Path, facts: Mapping[str, str]) -> None:
         save(self.model, folder, facts=facts)
 
-    def sampler(self, *, max_batch: int = 256, on_progress: Callable[[int, int], None] | None = None) -> LocalSampler:
+    def sampler(self, *, max_batch: int = 256, progress: Callable[[int, int], None] | None = None) -> LocalSampler:
         """A sampler over the live weights, computing in the precision that the trainer computes in."""
-        return LocalSampler(
-            self.model.model, decode=self.chat.decode, dtype=self.model.autocast, max_batch=max_batch, on_progress=on_progress
-        )
+        return LocalSampler(self.model.model, decode=self.chat.decode, dtype=self.model.autocast, max_batch=max_batch, progress=progress)
 
 
 def load_policy(recipe: Base) -> Policy:
@@ -78,12 +73,6 @@ def data_file(name: str, base: Path) -> str:
     return str(path) if path.exists() or Path(name).suffix in {".jsonl", ".json", ".parquet"} else name
 
 
-@dataclass(frozen=True)
-class Prompts:
-    prompts: tuple[Prompt, ...]
-    report: DataReport
-
-
 def load_sft(recipe: SFTRecipe, policy: Policy, base: Path, *, name: str) -> tuple[list[TrainRow], DataReport]:
     """Rows of one file, tokenised, and what became of each."""
     rows = load_rows(data_file(name, base), columns=recipe.data.columns, max_bad=recipe.data.max_bad)
@@ -98,14 +87,20 @@ def load_sft(recipe: SFTRecipe, policy: Policy, base: Path, *, name: str) -> tup
     return list(data.rows), data.report
 
 
-def load_prompts(recipe: GRPORecipe, policy: Policy, base: Path, *, name: str, toolbox: Toolbox, rows: int | None = None) -> Prompts:
-    loaded = load_rows(data_file(name, base), columns=recipe.data.columns, max_bad=recipe.data.max_bad)
-    data = prepare_prompts(
-        loaded, policy.chat, max_prompt_tokens=recipe.data.max_length, overlong=recipe.data.overlong, tools=toolbox.specs, system=recipe.system
+def load_prompts(recipe: GRPORecipe, policy: Policy, base: Path, *, name: str, toolbox: Toolbox) -> PromptData:
+    return prepare_prompts(
+        load_rows(data_file(name, base), columns=recipe.data.columns, max_bad=recipe.data.max_bad),
+        policy.chat,
+        max_prompt_tokens=recipe.data.max_length,
+        overlong=recipe.data.overlong,
+        tools=toolbox.specs,
+        system=recipe.system,
     )
-    if not data.prompts:
-        raise DataError("no prompt is left", where=name, hint="; ".join(data.report.lines()))
-    return Prompts(tuple(data.prompts[:rows]), data.report)
+
+
+def read_prompts(file: Path, policy: Policy, toolbox: Toolbox, *, system: str | None) -> list[Prompt]:
+    """Prompts of a file outside of any recipe; none is too long here, the sampler says so if one is."""
+    return prepare_prompts(load_rows(file), policy.chat, tools=toolbox.specs, system=system).prompts
 
 
 def load_recipe_rewards(recipe: GRPORecipe, base: Path) -> list[LoadedReward]:

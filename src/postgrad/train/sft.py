@@ -36,11 +36,13 @@ def sft_loss(trained_tokens: float) -> LossFunction:
 class SFT:
     """One SFT run over prepared rows; see `loop.Method`."""
 
-    headline = ("loss", "entropy", "grad_norm", "trained_tokens")
+    headline: tuple[str, ...] = ("loss", "entropy", "grad_norm", "trained_tokens")
 
     def __init__(self, recipe: SFTRecipe, policy: Policy, engine: Engine, train: Sequence[TrainRow], heldout: Sequence[TrainRow]) -> None:
         if not any(row.trained_tokens for row in train):
-            raise DataError("no row has a trained token", where=recipe.data.train, hint="see `postgrad data show` for what is trained and why")
+            raise DataError(
+                "no row has a trained token", where=recipe.data.train, hint="see `postgrad data show` for what is trained and why"
+            )
         self.recipe, self.policy, self.engine = recipe, policy, engine
         self.train, self.heldout = train, heldout
         self.timer = Timer()
@@ -96,4 +98,4 @@ class SFT:
         self.drawn = int(state["drawn"])
 
     def export(self, folder: Path) -> None:
-        self.policy.export(folder)
+        self.policy.export(folder, {"Method": f"SFT, {self.total_steps} steps", "Notes": self.recipe.notes})

@@ -1,0 +1,82 @@
+"""What one chat template does, found once by rendering probes: how a turn begins and ends, which roles it prints, how it writes calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from postgrad.chat import codecs
+from postgrad.chat.lower import Roles
+from postgrad.chat.render import PROBE_CALL, PROBE_TOOL, PROBE_USER, SENTINEL, Template
+from postgrad.chat.tokens import Tokens
+from postgrad.errors import DataError
+from postgrad.types import Message
+
+
+_NO_ROLES = Roles(system=False, tool=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """header:            the generation prompt: text between the conversation and what the model writes
+    header_is_prompt:  the template has no generation prompt but prints an assistant header, which serves as one
+    end:               the special token that ends an assistant turn; "" when the template puts none
+    prints_reasoning:  `Message.reasoning` shows in a last turn
+    thinks:            the template knows `<think>` blocks; opens_thinking: its generation prompt already opens one
+    """
+
+    header: str = ""
+    header_is_prompt: bool = False
+    end: str = ""
+    roles: Roles = _NO_ROLES
+    prints_reasoning: bool = False
+    thinks: bool = False
+    opens_thinking: bool = False
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ("the template has no generation prompt; the assistant header it prints is used as one",) if self.header_is_prompt else ()
+
+
+def probe(template: Template, tokens: Tokens) -> Facts:
+    """Raises `DataError` when the template cannot print a user and an assistant turn at all."""
+    user = template.dicts([PROBE_USER])
+    before, found, after = template.render([*user, {"role": "assistant", "content": SENTINEL}]).rpartition(SENTINEL)
+    if not found:
+        raise DataError("the chat template prints nothing for an assistant turn", hint="use another template")
+    plain, prompt = template.render(user), template.render(user, prompt=True)
+    header_is_prompt = prompt == plain and before.startswith(plain) and bool(before[len(plain) :].strip())
+    prompt = before if header_is_prompt else prompt
+    header = prompt[len(plain) :] if prompt.startswith(plain) else ""
+    end = tokens.special_pattern.search(after)
+    return Facts(
+        header=header,
+        header_is_prompt=header_is_prompt,
+        end=end.group() if end else "",
+        roles=_roles(template),
+        prints_reasoning=template.accepts([PROBE_USER, Message("assistant", "pgAnswer", reasoning=SENTINEL)], must_show=SENTINEL),
+        thinks="</think>" in template.source,
+        opens_thinking=header.rstrip().endswith("<think>"),
+    )
+
+
+def _roles(template: Template) -> Roles:
+    call = Message("assistant", "pgCall")
+    return Roles(
+        system=template.accepts([Message("system", SENTINEL), PROBE_USER], must_show=SENTINEL, prompt=True),
+        tool=template.accepts([PROBE_USER, call, Message("tool", SENTINEL)], must_show=SENTINEL, prompt=True),
+    )
+
+
+PROBE_CALL_TURN = Message("assistant", "", tool_calls=(PROBE_CALL,))
+
+
+def supports_tools(template: Template) -> bool:
+    """True when the template prints tool descriptions and assistant calls itself."""
+    if not template.accepts([PROBE_USER], must_show=PROBE_TOOL.description, tools=[PROBE_TOOL], prompt=True):
+        return False
+    return template.accepts([PROBE_USER, PROBE_CALL_TURN], must_show="pgValue", tools=[PROBE_TOOL])
+
+
+def call_style(written: str) -> codecs.CallStyle | None:
+    """The style of the template that wrote the probe call as `written`; None when no style reads it back."""
+    return codecs.recognise(written, PROBE_CALL)

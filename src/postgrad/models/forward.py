@@ -1,0 +1,45 @@
+"""One micro-batch through a model: from token ids to the log-prob and entropy of each trained token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from postgrad.models.attention import attend_with, body, output_head
+from postgrad.models.dtype import autocast
+from postgrad.models.heads import selected_logprobs
+from postgrad.models.micro_batch import MicroBatch
+
+
+def score(model: nn.Module, batch: MicroBatch, *, temperature: float, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    """Log-probs [N] (differentiable) and entropies [N] (not) in nats, at the temperature; matrix products in `dtype` (None: the weights')."""
+    device = batch.input_ids.device
+    if not batch.trained_tokens:
+        return torch.zeros(0, device=device, requires_grad=torch.is_grad_enabled()), torch.zeros(0, device=device)
+    with autocast(dtype, device):
+        hidden = hidden_states(model, batch)[batch.source]
+        head = output_head(model)
+        return selected_logprobs(hidden, head.weight, batch.targets, temperature=temperature, bias=head.bias, scale=head.scale)
+
+
+def hidden_states(model: nn.Module, batch: MicroBatch) -> Tensor:
+    """[B·T, width]: what the model's body makes of every token of the micro-batch."""
+    if batch.layout is None:
+        return body(model, batch.input_ids, batch.position_ids, attention_mask=batch.attention_mask)
+    with attend_with(model, batch.layout):
+        return body(model, batch.input_ids, batch.position_ids)
+
+
+@contextmanager
+def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """The model in train or eval mode (dropout on or off); each module's own mode is restored after."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, was_training in before:
+            module.training = was_training
