@@ -25,11 +25,9 @@ def test_hand_numbers() -> None:
     signs = torch.tensor([1.0, -1.0, -1.0, 1.0] * 2)
     torch.testing.assert_close(group, signs * torch.tensor(expected))
     torch.testing.assert_close(group_advantages(rewards, 4, scale="none"), signs * torch.tensor([0.5] * 4 + [1.0] * 4))
-    std = math.sqrt((4 * 0.0625 + 2 * 1.5625 + 2 * 0.0625 + 2 * 3.0625 - 4 * 0.0625 + 2 * 0.0625 - 2 * 0.0625) / 7)
-    assert rewards.double().std().item() == pytest.approx(std, rel=0.3)  # the batch's std is over rewards, not over deviations
-    torch.testing.assert_close(
-        group_advantages(rewards, 4, scale="batch"), signs * torch.tensor([0.5] * 4 + [1.0] * 4) / (rewards.std() + 1e-4)
-    )
+    std = math.sqrt(9.5 / 7)  # over the eight rewards (mean 1.25), not over their deviations
+    batch = signs * torch.tensor([0.5] * 4 + [1.0] * 4) / (std + 1e-4)
+    torch.testing.assert_close(group_advantages(rewards, 4, scale="batch"), batch)
 
 
 def test_eps_is_added_to_the_standard_deviation() -> None:
@@ -54,9 +52,18 @@ def test_rounding_noise_is_no_signal(scale: str, rewards: list[float]) -> None:
         assert leave_one_out_advantages(x, 3).tolist() == [0.0] * 3
 
 
+def test_ties_are_judged_per_group_and_without_the_abstentions() -> None:
+    for near in (300.0, -300.0):
+        rewards = torch.tensor([near, near + 2e-4, NAN, 0.0, 2e-6, NAN], dtype=torch.float64)
+        advantages = group_advantages(rewards, 3, scale="none").tolist()
+        assert advantages == pytest.approx([0.0, 0.0, 0.0, -1e-6, 1e-6, 0.0], abs=1e-12)
+        assert leave_one_out_advantages(rewards, 3).tolist() == pytest.approx([0.0, 0.0, 0.0, -2e-6, 2e-6, 0.0], abs=1e-12)
+
+
 def test_what_counts_as_a_tie_is_a_parameter() -> None:
     rewards = torch.tensor([0.0, 1e-5], dtype=torch.float64)
     assert group_advantages(rewards, 2)[1].item() > 0
+    assert group_advantages(rewards * 0.15, 2)[1].item() > 0
     assert group_advantages(rewards, 2, tie_tolerance=1e-4).tolist() == [0.0, 0.0]
     assert leave_one_out_advantages(rewards, 2, tie_tolerance=1e-4).tolist() == [0.0, 0.0]
     assert group_advantages(torch.tensor([0.0, 1e-12], dtype=torch.float64), 2, tie_tolerance=0.0)[1].item() > 0
@@ -131,7 +138,8 @@ def test_batch_scale_divides_by_the_spread_of_the_rewards_that_did_not_abstain()
 
 def test_wrong_arguments_raise() -> None:
     for function in (group_advantages, leave_one_out_advantages):
-        for rewards, size in ((torch.zeros(7), 2), (torch.zeros(2, 2), 2), (torch.zeros(2), 0), (torch.zeros(2), -2), (torch.tensor(1.0), 1)):
+        flat = torch.zeros(2)
+        for rewards, size in ((torch.zeros(7), 2), (torch.zeros(2, 2), 2), (flat, 0), (flat, -2), (torch.tensor(1.0), 1)):
             with pytest.raises(ValueError, match="whole number of groups"):
                 function(rewards, size)
         for bad in (math.inf, -math.inf):
@@ -161,6 +169,7 @@ def test_widths_and_no_gradient() -> None:
             whiten(rewards, torch.ones(2)),
         ):
             assert result.dtype == expected
+    assert normalize_then_sum(torch.eye(2), torch.ones(2, dtype=torch.float64), 2).dtype == torch.float32
     leaf = torch.tensor([1.0, 0.0], requires_grad=True)
     assert not group_advantages(leaf, 2).requires_grad
     assert not normalize_then_sum(leaf[None], torch.ones(1), 2).requires_grad

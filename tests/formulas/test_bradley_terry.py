@@ -49,8 +49,8 @@ def test_extreme_scores_are_exact_and_non_finite_ones_raise() -> None:
     assert bradley_terry_loss(torch.tensor([1e30]), torch.tensor([-1e30])).item() == 0.0
     for bad in (math.nan, math.inf, -math.inf):
         wrong, fine = torch.tensor([bad]), torch.zeros(1)
-        for arguments in ((wrong, fine), (fine, wrong), (fine, fine, wrong)):
-            with pytest.raises(NonFiniteError):
+        for name, arguments in (("chosen", (wrong, fine)), ("rejected", (fine, wrong)), ("margin", (fine, fine, wrong))):
+            with pytest.raises(NonFiniteError, match=f"{name}.*: 1 of 1"):
                 bradley_terry_loss(*arguments)
     with pytest.raises(NonFiniteError, match="bradley_terry_loss"):
         bradley_terry_loss(torch.tensor([1e30]), torch.tensor([-1e29]), center_coef=0.01)

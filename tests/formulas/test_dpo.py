@@ -107,6 +107,9 @@ def test_token_counts_must_be_there_positive_and_one_per_pair() -> None:
             _loss(A, B, loss="sigmoid_norm", **{wrong: torch.tensor([0])})
         with pytest.raises(ValueError, match=wrong):
             _loss(A, B, loss="sigmoid_norm", **{wrong: torch.tensor([2, 2])})
+    two = ZERO.expand(2)
+    with pytest.raises(ValueError, match="no tokens"):
+        dpo_loss(two, two, two, two, beta=0.1, loss="ipo", chosen_tokens=torch.tensor([1, 0]), rejected_tokens=torch.tensor([1, 1]))
     assert math.isfinite(_loss(A, B, loss="sigmoid_norm", chosen_tokens=torch.tensor([1]), rejected_tokens=torch.tensor([1])))
 
 
@@ -199,9 +202,9 @@ def test_label_smoothing_outside_its_range_raises(smoothing: float) -> None:
 
 
 def test_smoothing_at_which_a_loss_is_undefined_raises() -> None:
-    with pytest.raises(ValueError, match="< 0.5"):
+    with pytest.raises(ValueError, match=r"must be < 0\.5"):
         _loss(A, B, loss="robust", label_smoothing=0.5)
-    with pytest.raises(ValueError, match="> 0"):
+    with pytest.raises(ValueError, match="must be > 0"):
         _loss(A, B, loss="exo_pair", label_smoothing=0.0)
 
 

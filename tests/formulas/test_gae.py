@@ -144,7 +144,8 @@ def test_half_precision_is_computed_in_fp32() -> None:
 
 
 def test_gradients() -> None:
-    rewards, values = (torch.randn(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(i)).requires_grad_() for i in range(2))
+    generator = torch.Generator().manual_seed(0)
+    rewards, values = (torch.randn(2, 4, dtype=torch.float64, generator=generator).requires_grad_() for _ in range(2))
     bootstrap = torch.ones(2, dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 0]])
     assert torch.autograd.gradcheck(lambda r, v, b: gae(r, v, mask, gamma=0.9, lam=0.8, bootstrap=b), (rewards, values, bootstrap))

@@ -22,7 +22,8 @@ def test_the_articles_numbers() -> None:
     assert k3.mean().item() == pytest.approx(0.296861, abs=1e-6)
     torch.testing.assert_close(kl_k1(CURRENT, REFERENCE), torch.tensor([0.2, 1.5, -0.5]))
     torch.testing.assert_close(kl_k2(CURRENT, REFERENCE), torch.tensor([0.02, 1.125, 0.125]))
-    torch.testing.assert_close(kl_k3_importance_weighted(CURRENT, REFERENCE, torch.tensor([1.0, 2.0, 0.5])), k3 * torch.tensor([1.0, 2.0, 0.5]))
+    ratio = torch.tensor([1.0, 2.0, 0.5])
+    torch.testing.assert_close(kl_k3_importance_weighted(CURRENT, REFERENCE, ratio), k3 * ratio)
 
 
 @PROPERTY
@@ -147,6 +148,13 @@ def test_a_ratio_that_does_not_fit_raises(shape: tuple[int, ...]) -> None:
 def test_a_sequence_ratio_weighs_all_tokens_of_its_row() -> None:
     weighted = kl_k3_importance_weighted(CURRENT.expand(2, -1), REFERENCE.expand(2, -1), torch.tensor([[1.0], [3.0]]))
     torch.testing.assert_close(weighted, kl_k3(CURRENT, REFERENCE) * torch.tensor([[1.0], [3.0]]))
+
+
+def test_the_weighted_k3_takes_the_same_limit() -> None:
+    current, reference, two = torch.tensor(-3.0), torch.tensor(0.0), torch.tensor(2.0)
+    limited = kl_k3_importance_weighted(current, reference, two, max_log_ratio=1.0)
+    assert limited.item() == pytest.approx(2 * kl_k3(current, reference, max_log_ratio=1.0).item())
+    assert limited.item() < kl_k3_importance_weighted(current, reference, two).item()
 
 
 def test_gradients() -> None:

@@ -13,9 +13,9 @@ from postgrad.formulas import NonFiniteError, entropy_from_logits, token_logprob
 
 
 def test_hand_numbers() -> None:
-    logits = torch.tensor([[math.log(1.0), math.log(3.0)], [math.log(1.0), math.log(1.0)]])
-    torch.testing.assert_close(token_logprobs(logits, torch.tensor([1, 0])), torch.tensor([math.log(0.75), math.log(0.5)]))
-    expected = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
+    logits = torch.tensor([[math.log(1.0), math.log(4.0)], [math.log(1.0), math.log(1.0)]])
+    torch.testing.assert_close(token_logprobs(logits, torch.tensor([1, 0])), torch.tensor([math.log(0.8), math.log(0.5)]))
+    expected = -(0.2 * math.log(0.2) + 0.8 * math.log(0.8))
     torch.testing.assert_close(entropy_from_logits(logits), torch.tensor([expected, math.log(2.0)]))
 
 

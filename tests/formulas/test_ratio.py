@@ -32,7 +32,8 @@ def test_sequence_ratio_is_the_geometric_mean_of_the_token_ratios(values: list[f
 def test_sequence_ratio_reads_counted_tokens_only_and_an_empty_row_has_ratio_one() -> None:
     x = torch.tensor([[0.2, 0.4, 9.0], [7.0, 7.0, 7.0]])
     mask = torch.tensor([[1, 1, 0], [0, 0, 0]])
-    torch.testing.assert_close(sequence_ratio(x, mask), torch.tensor([math.exp(0.3), 1.0]))
+    for same in (mask, mask.bool(), 2 * mask):
+        torch.testing.assert_close(sequence_ratio(x, same), torch.tensor([math.exp(0.3), 1.0]))
 
 
 @pytest.mark.parametrize("bad", EXTREME)

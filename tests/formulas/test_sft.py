@@ -101,6 +101,12 @@ def test_no_trained_token_is_an_error_and_not_a_loss_of_zero(labels: list[list[i
         masked_cross_entropy(torch.zeros(1, 3, 4), torch.tensor(labels))
 
 
+def test_one_trained_token_is_enough_and_a_denominator_of_one_is_one() -> None:
+    for denominator in (None, 1):
+        loss = masked_cross_entropy(torch.zeros(1, 2, 4), torch.tensor([[0, 1]]), denominator=denominator)
+        assert loss.item() == pytest.approx(math.log(4.0))
+
+
 def test_no_trained_token_with_a_global_denominator_adds_nothing() -> None:
     logits = torch.zeros(1, 3, 4, requires_grad=True)
     loss = masked_cross_entropy(logits, torch.full((1, 3), IGNORE_INDEX), denominator=5)

@@ -11,8 +11,17 @@ from postgrad.types import Message, Prompt, Rollout, Segment, Source, StopReason
 
 CALL = ToolCall("add", {"a": 1}, id="call_0")
 ROLLOUT = Rollout(
-    segments=(Segment(Source.PROMPT, (9, 8)), Segment(Source.MODEL, (5, 6), (-0.1, -0.2)), Segment(Source.TOOL, (7,)), Segment(Source.MODEL, (4,), (-0.3,))),
-    messages=(Message("assistant", "", tool_calls=(CALL,)), Message("tool", "2", tool_call_id="call_0", name="add"), Message("assistant", "two")),
+    segments=(
+        Segment(Source.PROMPT, (9, 8)),
+        Segment(Source.MODEL, (5, 6), (-0.1, -0.2)),
+        Segment(Source.TOOL, (7,)),
+        Segment(Source.MODEL, (4,), (-0.3,)),
+    ),
+    messages=(
+        Message("assistant", "", tool_calls=(CALL,)),
+        Message("tool", "2", tool_call_id="call_0", name="add"),
+        Message("assistant", "two"),
+    ),
     stop=StopReason.END,
     text="call 2 two",
     raw_text="<call> 2 two<end>",
@@ -155,7 +164,14 @@ def test_decorator_returns_the_function_itself():
     marked = reward(scope="final", claim="c", range=(0, 2), role="outcome", deadline_s=3.0, name="n")(plain)
     assert marked is plain
     declared = declaration_of(plain)
-    assert (declared.scope, declared.claim, declared.range, declared.role, declared.deadline_s, declared.name) == ("final", "c", (0, 2), "outcome", 3.0, "n")
+    assert (declared.scope, declared.claim, declared.range, declared.role, declared.deadline_s, declared.name) == (
+        "final",
+        "c",
+        (0, 2),
+        "outcome",
+        3.0,
+        "n",
+    )
     assert declaration_of(inspect.signature) is None
 
 
@@ -167,9 +183,20 @@ def test_declaration_that_makes_no_sense_is_refused(bad):
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(True, 1.0), (3, 3.0), (0.5, 0.5), (Decimal("0.25"), 0.25), (Fraction(1, 4), 0.25), (np.float32(0.5), 0.5), (np.int64(2), 2.0), (np.bool_(True), 1.0),
-     (np.array(1.5), 1.5), (10**400, float("inf")), (-(10**400), float("-inf"))],
-)  # fmt: skip
+    [
+        (True, 1.0),
+        (3, 3.0),
+        (0.5, 0.5),
+        (Decimal("0.25"), 0.25),
+        (Fraction(1, 4), 0.25),
+        (np.float32(0.5), 0.5),
+        (np.int64(2), 2.0),
+        (np.bool_(True), 1.0),
+        (np.array(1.5), 1.5),
+        (10**400, float("inf")),
+        (-(10**400), float("-inf")),
+    ],
+)
 def test_every_kind_of_number_becomes_a_float(value, expected):
     result = as_float(value)
     assert type(result) is float

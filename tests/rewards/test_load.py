@@ -6,7 +6,7 @@ import pytest
 from postgrad.errors import DataError, RecipeError
 from postgrad.rewards.load import RewardSpec, check_columns, load_rewards
 
-REWARDS = '''
+REWARDS = """
 from postgrad.rewards import reward
 
 LIMIT = 3
@@ -24,7 +24,7 @@ def tidy(rollout):
 
 def odd(answer):
     return 1.0
-'''
+"""
 
 
 @pytest.fixture
@@ -39,9 +39,20 @@ def load(folder, *specs):
 
 def test_declared_and_recipe_values_are_combined(folder):
     first, second, third, fourth = load(
-        folder, {"use": "rewards.py:correct", "weight": 2}, "rewards.py:plain", "rewards.py:tidy", {"use": "tool_use", "role": "outcome", "name": "called"}
+        folder,
+        {"use": "rewards.py:correct", "weight": 2},
+        "rewards.py:plain",
+        "rewards.py:tidy",
+        {"use": "tool_use", "role": "outcome", "name": "called"},
     )
-    assert (first.name, first.weight, first.role, first.scope, first.claim, first.range) == ("correct", 2.0, "outcome", "final", "it is right", (0.0, 1.0))
+    assert (first.name, first.weight, first.role, first.scope, first.claim, first.range) == (
+        "correct",
+        2.0,
+        "outcome",
+        "final",
+        "it is right",
+        (0.0, 1.0),
+    )
     assert (first.deadline_s, first.on_error, first.on_nonfinite, first.group) == (2.5, "abstain", "stop", False)
     assert first.where.endswith("rewards.py:correct")
     assert len(first.sha256) == 64

@@ -1,5 +1,7 @@
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -22,7 +24,10 @@ def rollout(text, sample, stop=StopReason.END):
 def groups(*texts, **columns):
     """One group per tuple of completion texts."""
     return [
-        Group(Prompt(f"data.jsonl:{number}", (Message("user", f"question {number}"),), columns), tuple(rollout(text, i) for i, text in enumerate(group)))
+        Group(
+            Prompt(f"data.jsonl:{number}", (Message("user", f"question {number}"),), columns),
+            tuple(rollout(text, i) for i, text in enumerate(group)),
+        )
         for number, group in enumerate(texts, start=1)
     ]
 
@@ -58,7 +63,10 @@ def test_values_come_in_the_order_of_the_rollouts(scored):
 
 
 def test_trl_functions_are_called_with_one_prompts_lists(scored):
-    source = "def sizes(prompts, completions, answer, **kwargs):\n    return [len(completions) + (c[0]['content'] == a) for c, a in zip(completions, answer)]\n"
+    source = (
+        "def sizes(prompts, completions, answer, **kwargs):\n"
+        "    return [len(completions) + (c[0]['content'] == a) for c, a in zip(completions, answer)]\n"
+    )
     assert column(scored(source, BATCH, "sizes")) == [3, 2, 2, 2]
 
 
@@ -87,7 +95,10 @@ def test_infinite_value_stops_the_run_unless_told_otherwise(scored):
 @pytest.mark.parametrize(
     ("body", "got"),
     [
-        ("def bad(completion):\n    return 'high' if completion == 'bb' else 1", r"str 'high', expected a number or None, at data.jsonl:1, sample 1"),
+        (
+            "def bad(completion):\n    return 'high' if completion == 'bb' else 1",
+            r"str 'high', expected a number or None, at data.jsonl:1, sample 1",
+        ),
         ("def bad(completion):\n    return {'score': 1}", r"dict \{'score': 1\}, expected a number or None"),
         ("def bad(rollout):\n    return [1.0]", r"list \[1.0\], expected a number or None"),
         ("def bad(completions, **kwargs):\n    return [1.0]", r"a list of 1, expected 2 numbers"),
@@ -140,23 +151,26 @@ def test_group_reward_fails_as_a_whole_group(scored):
     assert scores.counts["r"].failed == 2
 
 
+DISASTERS = {
+    "loop": ("while True: pass", "timeout", "deadline of 1 s"),
+    "os._exit": ("os._exit(3)", "crash", "exit code 3"),
+    "sys.exit": ("sys.exit(0)", "exception", "SystemExit: 0"),
+    "sleep": ("time.sleep(60)", "timeout", "deadline of 1 s"),
+    "regex": ("re.match(r'(a+)+$', 'a' * 40 + 'b')", "timeout", "deadline of 1 s"),
+    "segfault": ("ctypes.string_at(0)", "crash", "SIGSEGV"),
+    "killed": ("os.kill(os.getpid(), 9)", "crash", "SIGKILL"),
+}
+
+
 @pytest.mark.parametrize(
-    ("body", "kind", "message"),
-    [
-        ("while True: pass", "timeout", "deadline of 1 s"),
-        ("time.sleep(60)", "timeout", "deadline of 1 s"),
-        ("re.match(r'(a+)+$', 'a' * 40 + 'b')", "timeout", "deadline of 1 s"),
-        ("os._exit(3)", "crash", "exit code 3"),
-        ("ctypes.string_at(0)", "crash", "SIGSEGV"),
-        ("sys.exit(0)", "exception", "SystemExit: 0"),
-        ("os.kill(os.getpid(), 9)", "crash", "SIGKILL"),
-    ],
-    ids=["loop", "sleep", "regex", "os._exit", "segfault", "sys.exit", "killed"],
+    ("form", "disaster"),
+    [*(("completion", name) for name in DISASTERS), *((form, name) for form in ("completions", "async") for name in list(DISASTERS)[:3])],
 )
-@pytest.mark.parametrize("form", ["completion", "completions", "async"])
-def test_hang_or_crash_costs_one_row_and_scoring_goes_on(scored, body, kind, message, form):
+def test_hang_or_crash_costs_one_row_and_scoring_goes_on(scored, form, disaster):
+    body, kind, message = DISASTERS[disaster]
     if form == "completions":
-        source = f"def r(completions):\n    for c in completions:\n        if c[0]['content'] == 'bb':\n            {body}\n    return [1] * len(completions)\n"
+        loop = f"    for c in completions:\n        if c[0]['content'] == 'bb':\n            {body}\n"
+        source = f"def r(completions):\n{loop}    return [1] * len(completions)\n"
     else:
         keyword = "async " if form == "async" else ""
         source = f"{keyword}def r(completion):\n    if completion == 'bb':\n        {body}\n    return 1\n"
@@ -170,7 +184,7 @@ def test_hang_or_crash_costs_one_row_and_scoring_goes_on(scored, body, kind, mes
 
 
 def test_memory_is_bounded_and_costs_one_row(scored):
-    source = "def greedy(completion):\n    if completion == 'bb':\n        hoard = bytearray(3 << 30)\n        hoard[::4096] = b'x' * len(hoard[::4096])\n    return 1\n"
+    source = "def greedy(completion):\n    if completion == 'bb':\n        hoard = bytearray(3 << 30)\n    return 1\n"
     scores = scored(source, BATCH, "greedy", memory_gb=0.5)
     assert column(scores) == [1, None, 1, 1]
     assert scores.failures[0].kind == "memory"
@@ -178,7 +192,9 @@ def test_memory_is_bounded_and_costs_one_row(scored):
 
 def test_async_rows_wait_side_by_side(scored):
     began = time.monotonic()
-    scores = scored("async def judge(completion):\n    await asyncio.sleep(0.5)\n    return len(completion)\n", groups(("a", "bb") * 4), "judge")
+    scores = scored(
+        "async def judge(completion):\n    await asyncio.sleep(0.5)\n    return len(completion)\n", groups(("a", "bb") * 4), "judge"
+    )
     assert column(scores) == [1, 2] * 4
     assert time.monotonic() - began < 2.5  # one after the other takes 4 seconds
 
@@ -255,8 +271,8 @@ def test_worker_that_was_killed_between_batches_is_replaced_without_blame(tmp_pa
 
 def test_processes_that_a_reward_started_end_with_it(scored):
     source = (
-        "import subprocess\ndef r(completion):\n    child = subprocess.Popen(['sleep', '60'])\n    open(PATH, 'a').write(f'{child.pid}\\n')\n"
-        "    if completion == 'bb':\n        os._exit(0)\n    return 1\n"
+        "import subprocess\ndef r(completion):\n    child = subprocess.Popen(['sleep', '60'])\n"
+        "    open(PATH, 'a').write(f'{child.pid}\\n')\n    if completion == 'bb':\n        os._exit(0)\n    return 1\n"
     )
     path = Path(os.environ.get("TMPDIR", "/tmp")) / f"postgrad-pids-{os.getpid()}"
     try:
@@ -302,3 +318,22 @@ def test_a_reward_model_joins_as_one_more_column():
     assert joined.counts["judge"].abstained == 1
     with pytest.raises(RunError, match="shape"):
         scores.with_reward("judge", weight=1.0, role="outcome", values=[1.0])
+
+
+def test_worker_does_not_outlive_a_trainer_that_was_killed(tmp_path):
+    (tmp_path / "rewards.py").write_text("import os\ndef r(rollout):\n    print('pid', os.getpid())\n    while True: pass\n")
+    script = (
+        "from postgrad.rewards.load import load_rewards\nfrom postgrad.rewards.score import Scorer\nfrom postgrad.types import *\n"
+        "rollout = Rollout((Segment(Source.PROMPT, (1,)),), (), StopReason.END)\n"
+        "rewards = load_rewards([{'use': 'rewards.py:r', 'deadline_s': 60.0}], '.')\n"
+        "Scorer(rewards).score([Group(Prompt('r', ()), (rollout,))])\n"
+    )
+    trainer = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    pid = int(next(line for line in trainer.stderr if line.startswith("pid")).split()[1])
+    trainer.kill()
+    trainer.wait()
+    trainer.stderr.close()
+    deadline = time.monotonic() + 20
+    while _running(pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _running(pid)

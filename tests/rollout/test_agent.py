@@ -258,7 +258,8 @@ def test_a_malformed_call_is_answered_and_the_loop_goes_on(call: str) -> None:
 
 
 def test_every_kind_of_failure_is_counted_once_under_its_name() -> None:
-    turn = FAIL + '<tool_call>{"name": "sub", "arguments": {}}</tool_call><tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><tool_call>x</tool_call>'
+    unknown, wrong = '<tool_call>{"name": "sub", "arguments": {}}</tool_call>', '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    turn = FAIL + unknown + wrong + "<tool_call>x</tool_call>"
     [group], _ = groups_of([turn, "3"])
     metrics = rollout_metrics([group])
     assert {name: metrics[f"tools/errors/{name}"] for name in ("raised", "unknown_tool", "arguments", "malformed", "deadline")} == {
@@ -372,6 +373,28 @@ def test_the_budget_does_not_count_the_prompt() -> None:
     assert rollout_of(["ab"], tools=(), max_total_tokens=3, prompts=[(0, prompt("long " * 100))]).stop is StopReason.END
 
 
+def test_the_models_positions_bound_the_whole_row_prompt_included() -> None:
+    whole = rollout_of([ADD, "x" * 50])
+    start, call, result = (len(segment.token_ids) for segment in whole.segments[:3])
+    for limit, turns in ((start + call + result - 1, 1), (start + call + result, 1), (start + call + result + 5, 2)):
+        rollout, policy = (outcome := groups_of([ADD, "x" * 50], max_context_tokens=limit))[0][0].rollouts[0], outcome[1]
+        assert rollout.stop is StopReason.TOTAL_TOKENS
+        assert len(rollout.token_ids) == limit
+        assert len(policy.requests) == turns
+
+
+def test_a_sampler_that_ran_out_of_positions_is_no_full_turn() -> None:
+    rollout = rollout_of(lambda request: Completion((50, 51), (-0.1, -0.1), Finish.LENGTH), max_tokens=10)
+    assert rollout.stop is StopReason.TOTAL_TOKENS
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_before_sampling() -> None:
+    policy = ScriptedPolicy(["x"], tokenizer=TOKENIZER)
+    with pytest.raises(DataError, match=r"data\.jsonl:1: the prompt has \d+ tokens, the model takes 10"):
+        groups_of(policy, tools=(), max_context_tokens=10)
+    assert policy.requests == []
+
+
 def test_a_successful_terminal_tool_ends_the_rollout() -> None:
     @tool(terminal=True)
     def final_answer(value: int) -> str:
@@ -400,7 +423,9 @@ def test_a_terminal_tool_that_fails_lets_the_model_try_again_and_works_in_the_la
     assert rollout_of([bad, bad], tools=(final_answer,), max_turns=2).stop is StopReason.TURNS
 
 
-@pytest.mark.parametrize("name", ["group_size", "max_tokens", "max_turns", "max_invalid_turns", "tool_deadline_s", "max_total_tokens"])
+@pytest.mark.parametrize(
+    "name", ["group_size", "max_tokens", "max_turns", "max_invalid_turns", "tool_deadline_s", "max_total_tokens", "max_context_tokens"]
+)
 def test_limits_must_be_positive(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         RolloutConfig(**({"group_size": 1, "max_tokens": 1} | {name: 0}))
@@ -443,7 +468,10 @@ def test_how_long_tools_take_changes_nothing() -> None:
 
         groups, policy = groups_of(script, tools=(slow,), prompts=[(0, prompt("a")), (1, prompt("b"))], group_size=3)
         timeless = [
-            [replace(rollout, tool_results=tuple(replace(result, seconds=0.0) for result in rollout.tool_results)) for rollout in group.rollouts]
+            [
+                replace(rollout, tool_results=tuple(replace(result, seconds=0.0) for result in rollout.tool_results))
+                for rollout in group.rollouts
+            ]
             for group in groups
         ]
         return timeless, policy.requests
@@ -456,6 +484,27 @@ def test_progress_is_reported_after_each_round() -> None:
     [group], _ = groups_of({(0, 0, 0): "3", (0, 1, 0): ADD, (0, 1, 1): "3"}, group_size=2, on_progress=seen.append)
     assert [(item.round, item.live, item.done) for item in seen] == [(1, 1, 1), (2, 0, 2)]
     assert seen[-1].sampled_tokens == sum(rollout.sampled_tokens for rollout in group.rollouts)
+
+
+# ---- templates with tools of their own
+
+HERMES = (
+    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
+    "{% for c in m.get('tool_calls', []) %}<tool_call>{{ c['function'] | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("history", ["append", "fork"])
+def test_a_template_with_its_own_tool_support_is_used_as_it_is(history: str) -> None:
+    chat = ChatFormat(tiny_tokenizer(HERMES))
+    assert chat.tool_protocol == "template"
+    rollout = rollout_of([ADD + "<tool_call>x</tool_call>", "It is 3."], chat=chat, history=history, tools=(add,))
+    assert '"properties": {"a": {"type": "integer"}' in raw(rollout, Source.PROMPT)[0]
+    glue = raw(rollout, Source.TOOL)[0]
+    assert glue.startswith("\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>tool\nerror: ")
+    assert (rollout.final_answer, rollout.forks, rollout.rewrites) == ("It is 3.", (), 0)
 
 
 # ---- what the sampler may get wrong
@@ -482,7 +531,9 @@ def test_a_sampler_failure_is_tried_once_more_from_where_the_rollout_stood() -> 
     assert (rollout.stop, rollout.final_answer) == (StopReason.END, "3")
     assert rollout.infrastructure_errors == ("InfrastructureError: server restarted",)
     assert [result.content for result in rollout.tool_results] == ["3"]
-    assert rollout == replace(rollout_of([ADD, "3"]), infrastructure_errors=rollout.infrastructure_errors, tool_results=rollout.tool_results)
+    assert rollout == replace(
+        rollout_of([ADD, "3"]), infrastructure_errors=rollout.infrastructure_errors, tool_results=rollout.tool_results
+    )
 
 
 def test_a_second_sampler_failure_masks_out_the_rollouts_that_needed_it() -> None:
@@ -546,7 +597,7 @@ def test_a_tool_whose_infrastructure_fails_twice_masks_its_rollout_out() -> None
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_a_non_finite_log_prob_stops_the_run_and_names_the_rollout(value: float) -> None:
-    with pytest.raises(RunError, match="data.jsonl:1, sample 0, turn 0: the sampler returned a non-finite log-prob"):
+    with pytest.raises(RunError, match=r"data\.jsonl:1, sample 0, turn 0: the sampler returned a non-finite log-prob"):
         groups_of(lambda request: Completion((5, END), (-0.1, value), Finish.STOP_ID))
 
 
@@ -559,7 +610,8 @@ def test_a_sampler_that_writes_more_than_it_may_is_a_bug() -> None:
 
 THINKING = (
     "{% for m in messages %}{% set content = m['content'] %}"
-    "{% if m['role'] == 'assistant' and not loop.last and '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}"
+    "{% if m['role'] == 'assistant' and not loop.last and '</think>' in content %}"
+    "{% set content = content.split('</think>')[-1] %}{% endif %}"
     "{{ '<|im_start|>' + m['role'] + '\n' + content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
@@ -615,6 +667,21 @@ def test_a_fork_and_the_budget(thinking_chat: ChatFormat) -> None:
     assert (rollout.stop, rollout.forks) == (StopReason.TOTAL_TOKENS, ())
     rollout = rollout_of([THOUGHT, "345"], chat=thinking_chat, history="fork", max_total_tokens=used + 2)
     assert (rollout.stop, len(rollout.forks), rollout.final_answer) == (StopReason.TOTAL_TOKENS, 1, "34")
+
+
+def test_a_fork_that_does_not_fit_the_model_ends_the_rollout(thinking_chat: ChatFormat) -> None:
+    long = "<think>" + "plus " * 20 + "</think>" + ADD
+    whole = rollout_of([long, "3"], chat=thinking_chat, history="fork")
+    first, second = (sum(len(segment.token_ids) for segment in row) for row in (whole.forks[0], whole.segments))
+    assert second < first
+    rollout = rollout_of([long, "3"], chat=thinking_chat, history="fork", max_context_tokens=first)  # fits once the thought is gone
+    assert (rollout.stop, len(rollout.forks)) == (StopReason.END, 1)
+    assert rollout_of([long, "3"], chat=thinking_chat, max_context_tokens=first).stop is StopReason.TOTAL_TOKENS
+    short = rollout_of(["<think>p</think>" + ADD, "3"], chat=thinking_chat, history="fork")
+    limit = len(short.segments[0].token_ids)
+    rollout = rollout_of(["<think>p</think>" + ADD, "3"], chat=thinking_chat, history="fork", max_context_tokens=limit)
+    assert (rollout.stop, rollout.forks) == (StopReason.TOTAL_TOKENS, ())
+    assert len(rollout.token_ids) <= limit
 
 
 def test_the_reasoning_of_a_turn_is_parsed_once_and_kept_beside_the_answer(thinking_chat: ChatFormat) -> None:

@@ -9,14 +9,24 @@ from hypothesis import strategies as st
 
 from postgrad.chat import ChatFormat
 from postgrad.protocols import Completion, SamplingParams, TurnRequest
-from postgrad.rollout import InfrastructureError, RolloutConfig, collect, group_from_json, group_to_json, make_toolbox, rollout_metrics, tool
+from postgrad.rollout import (
+    InfrastructureError,
+    RolloutConfig,
+    collect,
+    group_from_json,
+    group_to_json,
+    make_toolbox,
+    rollout_metrics,
+    tool,
+)
 from postgrad.testing import ScriptedPolicy, tiny_tokenizer
 from postgrad.types import Message, Prompt, Rollout, Source, StopReason
 
 TOKENIZER = tiny_tokenizer()
 THINKING = (
     "{% for m in messages %}{% set content = m['content'] %}"
-    "{% if m['role'] == 'assistant' and not loop.last and '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}"
+    "{% if m['role'] == 'assistant' and not loop.last and '</think>' in content %}"
+    "{% set content = content.split('</think>')[-1] %}{% endif %}"
     "{{ '<|im_start|>' + m['role'] + '\n' + content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
@@ -47,13 +57,14 @@ def flaky(n: int) -> str:
 
 
 TOOLBOX = make_toolbox([echo, refuse, finish, flaky])
+CALL_OF_ECHO = '<tool_call>{"name": "echo", "arguments": {"text": "<|im_end|> hi"}}</tool_call>'
 PIECES = st.sampled_from(
     [
         "some text ",
         "<think>hm</think>",
         "é€",
         "<|im_start|>",
-        '<tool_call>{"name": "echo", "arguments": {"text": "<|im_end|> hi"}}</tool_call>',
+        CALL_OF_ECHO,
         '<tool_call>{"name": "echo", "arguments": {"text": 3}}</tool_call>',
         '<tool_call>{"name": "refuse", "arguments": {}}</tool_call>',
         '<tool_call>{"name": "finish", "arguments": {}}</tool_call>',
@@ -65,24 +76,28 @@ PIECES = st.sampled_from(
     ]
 )
 IDS = st.lists(st.integers(0, len(TOKENIZER) - 1), min_size=1, max_size=20).map(tuple)
-TURN = st.lists(PIECES, max_size=3).map("".join) | IDS
+CALLS = st.sampled_from([CALL_OF_ECHO, "<think>hm</think>" + CALL_OF_ECHO, CALL_OF_ECHO * 2])
+TURN = st.integers(0, 9).flatmap(
+    lambda kind: CALLS if kind < 5 else IDS if kind == 9 else st.lists(PIECES, min_size=1, max_size=3).map("".join)
+)
 
 
 @st.composite
 def runs(draw: Any) -> Any:
     config = RolloutConfig(
-        group_size=2,
-        max_tokens=draw(st.integers(1, 200)),
-        max_total_tokens=draw(st.none() | st.integers(1, 400)),
-        max_turns=draw(st.integers(1, 4)),
+        group_size=3,
+        max_tokens=draw(st.sampled_from([5, 100, 300, 300])),
+        max_total_tokens=draw(st.sampled_from([None, None, None, 1, 120, 300])),
+        max_context_tokens=draw(st.sampled_from([None, None, 240, 420])),
+        max_turns=draw(st.sampled_from([1, 2, 4, 4])),
         max_invalid_turns=draw(st.integers(1, 3)),
-        max_output_chars=draw(st.integers(1, 50)),
+        max_output_chars=draw(st.sampled_from([1, 50])),
         tool_deadline_s=60,
         history=draw(st.sampled_from(["append", "fork"])),
     )
-    script = {(0, sample, turn): draw(TURN) for sample in range(2) for turn in range(4)}
-    script[0, 0, 0] = draw(st.just("never spoiled"))  # one rollout always ends, so that the run goes on
-    params = SamplingParams(stop_strings=draw(st.sampled_from([(), ("text",), ("</tool_call>",)])))
+    script = {(0, sample, turn): draw(TURN) for sample in range(3) for turn in range(4)}
+    script[0, 0, 0] = "never spoiled"  # one rollout always ends, so that the run goes on
+    params = SamplingParams(stop_strings=draw(st.sampled_from([(), (), ("text",), ("</tool_call>",)])))
     return config, script, params, draw(st.sampled_from(["plain", "thinking"]))
 
 
@@ -96,7 +111,8 @@ class Recording(ScriptedPolicy):
     def generate(self, requests: Any, params: Any) -> list[Completion]:
         completions = super().generate(requests, params)
         distinct = [
-            Completion(item.token_ids, tuple(-0.001 * (1 + place) for place in range(len(item.token_ids))), item.finish) for item in completions
+            Completion(item.token_ids, tuple(-0.001 * (1 + place) for place in range(len(item.token_ids))), item.finish)
+            for item in completions
         ]
         self.answers += zip(requests, distinct, strict=True)
         return distinct
@@ -106,7 +122,7 @@ def rows(rollout: Rollout) -> tuple[Any, ...]:
     return (*rollout.forks, rollout.segments)
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(deadline=None, max_examples=250, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(runs())
 def test_the_invariants_of_every_rollout(run: Any) -> None:
     config, script, params, chat_name = run
@@ -118,7 +134,7 @@ def test_the_invariants_of_every_rollout(run: Any) -> None:
         last_start = max(place for place, (request, _) in enumerate(answers) if request.turn == 0)
         check(rollout, answers[last_start:], config, chat)
     assert group_from_json(group_to_json(group)) == group
-    assert sum(value for name, value in rollout_metrics([group]).items() if name.startswith("stop/")) == 2
+    assert sum(value for name, value in rollout_metrics([group]).items() if name.startswith("stop/")) == 3
 
 
 def check(rollout: Rollout, answers: list[tuple[TurnRequest, Completion]], config: RolloutConfig, chat: ChatFormat) -> None:
@@ -150,6 +166,8 @@ def check(rollout: Rollout, answers: list[tuple[TurnRequest, Completion]], confi
         total = sum(len(segment.token_ids) for segment in rollout.segments if segment.source is not Source.PROMPT)
     if config.max_total_tokens is not None:
         assert total <= config.max_total_tokens
+    if config.max_context_tokens is not None:
+        assert all(sum(len(segment.token_ids) for segment in row) <= config.max_context_tokens for row in rows(rollout))
     assert all(len(result.content) <= config.max_output_chars for result in rollout.tool_results)
     assert rollout.sampled_tokens == sum(len(segment.token_ids) for segment in sampled)
 
@@ -159,8 +177,5 @@ def check(rollout: Rollout, answers: list[tuple[TurnRequest, Completion]], confi
     for message, result in zip(answered, rollout.tool_results, strict=False):
         assert message.content == result.content
         assert message.tool_call_id == (result.call.id if result.call else "")
-    assert rollout.text == chat.decode([token for token in _completion(rollout)]) or rollout.forks
-
-
-def _completion(rollout: Rollout) -> list[int]:
-    return [token for segment in rollout.segments[1:] for token in segment.token_ids]
+    if not rollout.forks:
+        assert rollout.text == chat.decode([token for segment in rollout.segments[1:] for token in segment.token_ids])

@@ -256,7 +256,7 @@ def test_a_reset_that_returns_no_text_is_refused() -> None:
 
 def test_a_missing_column_is_a_data_error_before_anything_runs() -> None:
     recorder = Recorder()
-    with pytest.raises(DataError, match="d:0: Counter.reset asks for column 'start'"):
+    with pytest.raises(DataError, match=r"d:0: Counter\.reset asks for column 'start'"):
         groups_of(["done"], [recorder.environment()], columns={"other": 1})
     assert recorder.made == 0
 

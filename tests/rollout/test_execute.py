@@ -31,7 +31,9 @@ def session(*tools: Any) -> ToolSession:
     return toolbox.open([{} for _ in toolbox.environments])
 
 
-def run(*calls: Call, tools: tuple[Any, ...], deadline_s: float = 20.0, max_output_chars: int = 1000, workers: int = 8) -> tuple[ToolResult, ...]:
+def run(
+    *calls: Call, tools: tuple[Any, ...], deadline_s: float = 20.0, max_output_chars: int = 1000, workers: int = 8
+) -> tuple[ToolResult, ...]:
     limits = ToolLimits(deadline_s=deadline_s, max_output_chars=max_output_chars, workers=workers)
     return execute([(session(*tools), calls)], limits)[0]
 
@@ -85,7 +87,9 @@ def test_wrong_arguments_name_their_path_and_the_tool_does_not_run(arguments: di
     assert part in result.content
 
 
-@pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError(), RecursionError()])
+@pytest.mark.parametrize(
+    "error", [ValueError("bad"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError(), RecursionError()]
+)
 def test_whatever_a_tool_raises_is_an_answer(error: BaseException) -> None:
     def explode() -> None:
         """Explode."""

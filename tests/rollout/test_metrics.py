@@ -10,7 +10,9 @@ from postgrad.types import Group, Prompt, Rollout, Segment, Source, StopReason, 
 PROMPT = Prompt("d:1", ())
 
 
-def rollout(length: int, stop: StopReason, *, tool_tokens: int = 0, results: tuple[ToolResult, ...] = (), errors: tuple[str, ...] = ()) -> Rollout:
+def rollout(
+    length: int, stop: StopReason, *, tool_tokens: int = 0, results: tuple[ToolResult, ...] = (), errors: tuple[str, ...] = ()
+) -> Rollout:
     segments = [Segment(Source.PROMPT, (1, 2)), Segment(Source.MODEL, (5,) * length, (-1.0,) * length)]
     if tool_tokens:
         segments += [Segment(Source.TOOL, (6,) * tool_tokens), Segment(Source.MODEL, (7,), (-1.0,))]

@@ -78,7 +78,7 @@ def test_a_file_may_import_its_neighbour_and_shadows_nothing(tmp_path: Path) -> 
 
 
 def test_an_importable_module_can_be_named() -> None:
-    with pytest.raises(RecipeError, match="has no docstring|no type"):  # found and imported; it is no tool
+    with pytest.raises(RecipeError, match=r"no docstring|no type"):  # found and imported; it is no tool
         load_tools(["textwrap:dedent"], Path())
 
 

@@ -11,7 +11,6 @@ from postgrad.chat.tokens import Tokens
 from postgrad.errors import DataError
 from postgrad.types import Message
 
-
 _NO_ROLES = Roles(system=False, tool=False)
 
 
@@ -37,8 +36,11 @@ class Facts:
         return ("the template has no generation prompt; the assistant header it prints is used as one",) if self.header_is_prompt else ()
 
 
-def probe(template: Template, tokens: Tokens) -> Facts:
-    """Raises `DataError` when the template cannot print a user and an assistant turn at all."""
+def probe(template: Template, tokens: Tokens, known_stops: frozenset[int]) -> Facts:
+    """`known_stops` are the end ids that model and tokenizer name.
+
+    Raises `DataError` when the template cannot print a user and an assistant turn at all.
+    """
     user = template.dicts([PROBE_USER])
     before, found, after = template.render([*user, {"role": "assistant", "content": SENTINEL}]).rpartition(SENTINEL)
     if not found:
@@ -47,16 +49,30 @@ def probe(template: Template, tokens: Tokens) -> Facts:
     header_is_prompt = prompt == plain and before.startswith(plain) and bool(before[len(plain) :].strip())
     prompt = before if header_is_prompt else prompt
     header = prompt[len(plain) :] if prompt.startswith(plain) else ""
-    end = tokens.special_pattern.search(after)
     return Facts(
         header=header,
         header_is_prompt=header_is_prompt,
-        end=end.group() if end else "",
+        end=_end(after, tokens, known_stops),
         roles=_roles(template),
         prints_reasoning=template.accepts([PROBE_USER, Message("assistant", "pgAnswer", reasoning=SENTINEL)], must_show=SENTINEL),
         thinks="</think>" in template.source,
         opens_thinking=header.rstrip().endswith("<think>"),
     )
+
+
+def _end(after: str, tokens: Tokens, known_stops: frozenset[int]) -> str:
+    """The special token that ends a turn, from the text printed after an assistant's content.
+
+    Of several without text between them, the one that the model is known to stop at; else the first.
+    """
+    first = tokens.special_pattern.search(after)
+    if first is None:
+        return ""
+    run, position = [first.group()], first.end()
+    while (following := tokens.special_pattern.match(after, position)) is not None:
+        run.append(following.group())
+        position = following.end()
+    return next((text for text in run if tokens.special[text] in known_stops), run[0])
 
 
 def _roles(template: Template) -> Roles:

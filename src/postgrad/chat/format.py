@@ -13,9 +13,9 @@ Prompt and answer are encoded apart, so no token spans their border. Special-tok
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from postgrad.chat import codecs
 from postgrad.chat.encoded import EncodedConversation, RowBuilder, encode_turns
@@ -23,7 +23,7 @@ from postgrad.chat.facts import PROBE_CALL_TURN, Facts, call_style, probe, suppo
 from postgrad.chat.lower import lower
 from postgrad.chat.render import PROBE_TOOL, PROBE_USER, SENTINEL, Template
 from postgrad.chat.tokens import Guard, Tokenizer, Tokens
-from postgrad.chat.turns import Chat, Turns, last_assistant, unused
+from postgrad.chat.turns import Chat, GenerationPromptDiffers, Turns, last_assistant, unused
 from postgrad.errors import DataError
 from postgrad.types import MalformedCall, Message, ToolCall, ToolSpec
 
@@ -46,6 +46,7 @@ class ChatFormat:
     tool_protocol:  "template" = the template prints tools and calls itself; "text" = postgrad's text protocol
     notes:          what was decided about this template, in words for the user
     template:       a built-in template's name (`postgrad.chat.BUILT_IN`) or Jinja text, instead of the tokenizer's own
+    template_options: variables that the template reads, e.g. {"enable_thinking": False}
     """
 
     def __init__(
@@ -55,14 +56,16 @@ class ChatFormat:
         stop_ids: Iterable[int] = (),
         tool_protocol: Literal["auto", "template", "text"] = "auto",
         template: str | None = None,
+        template_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._tokens = Tokens(tokenizer)
-        self._template = Template(tokenizer, template, self._tokens.special)
-        self._facts = probe(self._template, self._tokens) if self.has_template else Facts()
+        self._template = Template(tokenizer, template, self._tokens.special, template_options or {})
+        self._eos = (tokenizer.eos_token_id,) if tokenizer.eos_token_id is not None else ()
+        known_stops = frozenset([*stop_ids, *self._eos])
+        self._facts = probe(self._template, self._tokens, known_stops) if self.has_template else Facts()
         self.notes = self._facts.notes
         self.end_of_turn: tuple[int, ...] = (self._tokens.special[self._facts.end],) if self._facts.end else ()
-        self._eos = (tokenizer.eos_token_id,) if tokenizer.eos_token_id is not None else ()
-        self.stop_ids = frozenset([*stop_ids, *self.end_of_turn, *self._eos])
+        self.stop_ids = known_stops | frozenset(self.end_of_turn)
         stops = [text for text, index in self._tokens.special.items() if index in self.stop_ids]
         self._turns = Turns(self._template, self._facts, stops)
         self._style: codecs.CallStyle | None = codecs.TEXT
@@ -132,7 +135,10 @@ class ChatFormat:
         """
         stand_in = self._with_reasoning(self._stand_in(turn, results, SENTINEL), turn.reasoning)
         chat = self._chat([*before, stand_in, *results], tools)
-        written = self._turns.turn(chat, last_assistant(chat.messages))
+        try:
+            written = self._turns.turn(chat, last_assistant(chat.messages))
+        except GenerationPromptDiffers:  # the model wrote after a prompt that no rendering of the turn repeats
+            return True
         return not self._turns.prompt(chat, chat.messages).startswith(written.prompt + written.body + written.end)
 
     # ---- sampled turns
@@ -230,5 +236,9 @@ class ChatFormat:
                 raise DataError("the chat template has no tool support of its own", hint='use tool_protocol="text"')
             return
         self.tool_protocol = "template"
-        turns, _ = self._turns.walk(self._chat([PROBE_USER, PROBE_CALL_TURN], [PROBE_TOOL]), only_last=True)
-        self._style = call_style(turns[0].body)
+        try:
+            turns, _ = self._turns.walk(self._chat([PROBE_USER, PROBE_CALL_TURN], [PROBE_TOOL]), only_last=True)
+        except DataError:  # no exact span for a call turn: as good as a style that cannot be read; said when tools are used
+            self._style = None
+        else:
+            self._style = call_style(turns[0].body)

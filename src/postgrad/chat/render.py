@@ -36,9 +36,9 @@ class TemplateRefuses(DataError):
 class Template:
     """The tokenizer's chat template, or a built-in one (`name`), or Jinja text."""
 
-    def __init__(self, tokenizer: Tokenizer, template: str | None, special: Mapping[str, int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: str | None, special: Mapping[str, int], options: Mapping[str, Any]) -> None:
         self._tokenizer = tokenizer
-        self._options: dict[str, Any] = {}
+        self._options: dict[str, Any] = dict(options)
         if template is not None:
             self._options["chat_template"] = BUILT_IN.get(template, template)
             if template in BUILT_IN and "<|im_end|>" not in special:

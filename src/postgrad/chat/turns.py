@@ -22,6 +22,10 @@ class TemplateRewritesHistory(DataError):
     """The template prints an earlier turn differently once later turns follow (thinking models), so no single row holds every turn."""
 
 
+class GenerationPromptDiffers(DataError):
+    """The generation prompt is not the start of the assistant turn that the template prints (it opens `<think>`, the turn drops it)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chat:
     """A conversation ready to render: template messages, the index of each in the caller's list (-1 = added), tools, and the guard."""
@@ -79,7 +83,7 @@ class Turns:
         prompt = self.prompt(chat, messages[:index]) if index else self._before_answer(chat, [])
         text = self._template.render(messages[: index + 1], chat.tools)
         if not text.startswith(prompt):
-            raise DataError(
+            raise GenerationPromptDiffers(
                 "the chat template's generation prompt is not how it prints the assistant turn, so training would not match inference",
                 hint="use a template whose generation prompt is the start of the assistant turn it prints",
             )

@@ -61,10 +61,10 @@ def show(
     train_on: TrainOnOption = "assistant",
     columns: ColumnsOption = None,
     max_bad: MaxBadOption = 0,
-    rows: Annotated[int, typer.Option(min=1, help="Rows to show in the terminal; --json prints all unless this is given.")] = 0,
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows to show; default: 3 in the terminal, all with --json.")] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Show rows as tokens: [[trained]], context, and {glue} of the template."""
+    """Show rows as tokens: ⟦trained⟧, context, and ‹glue› of the template."""
     options = _options(file, model, method, max_length, overlong, train_on, columns, max_bad)
     if options.method == "sft":
         _show_sft(options, rows, json_output=json_output)
@@ -98,7 +98,7 @@ def check(
 # ---- what the commands do
 
 
-def _show_sft(options: Options, limit: int, *, json_output: bool) -> None:
+def _show_sft(options: Options, limit: int | None, *, json_output: bool) -> None:
     rows, chat = _load(options)
     data = _sft(rows, chat, options)
     count = min(len(data.rows), limit or (len(data.rows) if json_output else 3))
@@ -108,10 +108,10 @@ def _show_sft(options: Options, limit: int, *, json_output: bool) -> None:
         else:
             print(f"{name}: {len(row.token_ids)} tokens, {row.trained_tokens} trained")
             print(marked(chat, row.token_ids, row.trained, source), end="\n\n")
-    _print_report(data.report, shown=count, legend="[[trained]] context {glue}")
+    _print_report(data.report, shown=count, legend="⟦trained⟧ context ‹glue›")
 
 
-def _show_prompts(options: Options, limit: int, *, json_output: bool) -> None:
+def _show_prompts(options: Options, limit: int | None, *, json_output: bool) -> None:
     rows, chat = _load(options)
     data = _prompts(rows, chat, options)
     count = min(len(data.prompts), limit or (len(data.prompts) if json_output else 3))
@@ -126,9 +126,9 @@ def _show_prompts(options: Options, limit: int, *, json_output: bool) -> None:
 
 
 def marked(chat: ChatFormat, token_ids: tuple[int, ...], trained: tuple[bool, ...], source: tuple[str, ...]) -> str:
-    """The row's text with every stretch of trained tokens in [[ ]], of glue in { }; readable without colour."""
+    """The row's text with every stretch of trained tokens in ⟦ ⟧, of glue in ‹ ›; readable without colour."""
     kinds = ["trained" if flag else "glue" if origin == "glue" else "context" for flag, origin in zip(trained, source, strict=True)]
-    brackets = {"trained": ("[[", "]]"), "glue": ("{", "}"), "context": ("", "")}
+    brackets = {"trained": ("⟦", "⟧"), "glue": ("‹", "›"), "context": ("", "")}
     parts: list[str] = []
     for kind, stretch in groupby(zip(kinds, token_ids, strict=True), key=lambda pair: pair[0]):
         opening, closing = brackets[kind]

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from postgrad.cli.console import number, reporter, stdout
-from postgrad.data import show_row
+from postgrad.cli.data import marked, visible
 from postgrad.train.grpo import GRPO
 from postgrad.train.recipe import GRPORecipe, Pipeline, SFTRecipe
 from postgrad.train.recipe_file import LoadedRecipe
@@ -40,8 +40,9 @@ def _one(recipe: SFTRecipe | GRPORecipe, base: Path) -> None:
         method = built.method
         stdout.print(f"{recipe.method}: {method.total_steps} steps", markup=False)
         if isinstance(method, SFT):
-            stdout.print("first row, as it is trained:", markup=False)
-            stdout.print(show_row(method.train[0], method.policy.chat))
+            row = method.train[0]
+            stdout.print("first row; what stands in ⟦ ⟧ is trained:", markup=False)
+            stdout.print(marked(method.policy.chat, row.token_ids, row.trained, ("context",) * len(row.token_ids)), markup=False)
         elif isinstance(method, GRPO):
             _one_group(method)
 
@@ -52,8 +53,8 @@ def _one_group(method: GRPO) -> None:
     group = scored.groups[0]
     stdout.print("first prompt, as the model reads it:", markup=False)
     prompt = group.rollouts[0].segments[0].token_ids
-    stdout.print(method.parts.policy.chat.decode_raw(prompt), markup=False)
+    stdout.print(visible(method.parts.policy.chat.decode_raw(prompt)), markup=False)
     for index, rollout in enumerate(group.rollouts):
         rewards = ", ".join(f"{name} {number(value)}" for name, value in zip(scored.scores.names, scored.scores.values[index], strict=True))
         stdout.print(f"rollout {index}: {rollout.stop}, {rollout.sampled_tokens} tokens sampled; {rewards}", style="bold", markup=False)
-        stdout.print(rollout.text, markup=False)
+        stdout.print(visible(rollout.text), markup=False)

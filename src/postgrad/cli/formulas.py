@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from postgrad.cli.console import number, stdout
+from postgrad.cli.console import stdout
 
 
 def run_formulas(*, json_output: bool) -> None:
@@ -21,6 +21,6 @@ def run_formulas(*, json_output: bool) -> None:
     for line in lines:
         stdout.print(line.name, style="bold", markup=False)
         stdout.print(f"  {line.equation}", markup=False)
-        stdout.print(f"  {line.example_call_text} = {number(round(line.compute(), 6))}", markup=False)
+        stdout.print(f"  {line.example_call_text} = {line.compute():.6g}", markup=False)
         if line.note:
             stdout.print(f"  note: {line.note}", markup=False)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from postgrad import __version__
+from postgrad.cli.data import app as data_app
 from postgrad.errors import PostgradError
 
 app = typer.Typer(
@@ -138,14 +139,11 @@ def formulas(json_output: Annotated[bool, typer.Option("--json")] = False) -> No
     run_formulas(json_output=json_output)
 
 
+app.add_typer(data_app, name="data")
+
+
 def main() -> None:
     """Entry point: user errors end in one message and the exit code of `errors`; bugs keep their traceback."""
-    if {"data"} & set(sys.argv[1:2]):
-        from postgrad.cli.data import app as data_app
-
-        app.add_typer(data_app, name="data")
-    else:
-        app.add_typer(_data_placeholder(), name="data")
     try:
         app()
     except PostgradError as error:
@@ -153,7 +151,3 @@ def main() -> None:
 
         print_error(error)
         raise SystemExit(error.exit_code) from None
-
-
-def _data_placeholder() -> typer.Typer:
-    return typer.Typer(help="Check a data file and see what is trained, token by token.")

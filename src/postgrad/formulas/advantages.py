@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from postgrad.formulas._numeric import counted, require, require_finite, select, widen
+from postgrad.formulas._numeric import counted, read, require, require_finite, select, widen
 
 TIE_TOLERANCE = 1e-6
 
@@ -84,8 +84,8 @@ def normalize_then_sum(rewards: Tensor, weights: Tensor, group_size: int, *, eps
     """
     if rewards.dim() != 2 or weights.shape != rewards.shape[:1]:
         raise ValueError(f"rewards {tuple(rewards.shape)} and weights {tuple(weights.shape)} must be [K, N] and [K]")
-    parts = torch.stack([group_advantages(row, group_size, eps=eps) for row in rewards.double()])
-    total = require_finite("normalize_then_sum", (weights.double().unsqueeze(-1) * parts).sum(0))
+    parts = torch.stack([group_advantages(row, group_size, eps=eps) for row in rewards])
+    total = require_finite("normalize_then_sum", (weights.unsqueeze(-1) * parts).sum(0))
     abstained = rewards.isnan().all(0)
     whole = torch.where(abstained, torch.nan, total)
     return group_advantages(whole, whole.numel(), eps=eps).to(widen(rewards).dtype)
@@ -105,8 +105,9 @@ def whiten(x: Tensor, mask: Tensor, *, center: bool = True, eps: float = 1e-8) -
 
     Source: PPO as in arXiv 1909.08593 (lm-human-preferences `whiten`); on whitening over padding arXiv 2403.17031.
     """
-    require(bool(counted(mask, x.shape).any()), "no counted value to whiten")
-    abstaining = torch.where(counted(mask, x.shape), require_finite("whiten", select(x, mask)).double(), torch.nan)
+    counts = counted(mask, x.shape)
+    require(bool(counts.any()), "no counted value to whiten")
+    abstaining = torch.where(counts, read("whiten", x, mask), torch.nan)
     stats = _groups(abstaining.flatten(), x.numel(), TIE_TOLERANCE)
     white = stats.deviation / torch.sqrt(stats.std**2 + eps)
     return select(((white if center else white + stats.mean).reshape(x.shape)).to(widen(x).dtype), mask)
@@ -129,7 +130,7 @@ def _groups(rewards: Tensor, group_size: int, tie_tolerance: float) -> _Groups:
     present = ~grouped.isnan()
     known = require_finite("rewards", torch.where(present, grouped, 0.0))
     count = present.sum(-1, keepdim=True)
-    mean = known.sum(-1, keepdim=True) / count.clamp(min=1)
+    mean = known.sum(-1, keepdim=True) / count  # NaN in a group of abstentions, where nothing varies and nothing reads it
     varies = present & _varies(known, present, tie_tolerance)
     deviation = torch.where(varies, known - mean, 0.0)
     variance = (deviation**2).sum(-1, keepdim=True) / (count - 1).clamp(min=1)

@@ -13,7 +13,6 @@ Correction of the articles: `mean(per_token_loss × mask)` divides by padding to
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from postgrad.formulas._numeric import counted, require, require_finite, select
@@ -26,6 +25,7 @@ def token_mean(x: Tensor, mask: Tensor, *, denominator: float | Tensor | None = 
 
     Shapes: x and mask [N, T] (any, but equal) -> scalar. Edge cases: see the module; values outside the mask are never read.
 
+    >>> import torch
     >>> token_mean(torch.tensor([[1.0, 2.0], [6.0, 9.0]]), torch.tensor([[1, 1], [1, 0]]))
     tensor(3.)
 
@@ -43,6 +43,7 @@ def sequence_mean(x: Tensor, mask: Tensor, *, denominator: float | Tensor | None
     Shapes: x and mask [N, T] -> scalar. Edge cases: see the module. A token of a long answer weighs less than one of a short answer:
     long wrong answers are punished less per token (trl#3138).
 
+    >>> import torch
     >>> sequence_mean(torch.tensor([[1.0, 2.0], [6.0, 9.0]]), torch.tensor([[1, 1], [1, 0]]))
     tensor(3.7500)
 
@@ -61,21 +62,21 @@ def constant_length_mean(x: Tensor, mask: Tensor, length: float, *, denominator:
     Shapes: x and mask [N, T], length a positive number (usually the token budget of a completion) -> scalar. Edge cases: see the module.
     length = 1 gives the mean over sequences of their sums (LUSPO).
 
+    >>> import torch
     >>> constant_length_mean(torch.tensor([[1.0, 2.0], [6.0, 9.0]]), torch.tensor([[1, 1], [1, 0]]), 10)
     tensor(0.4500)
 
     Source: Dr. GRPO, arXiv 2503.20783; length 1: LUSPO, arXiv 2602.05261.
     """
     require(length > 0, f"length must be positive, got {length}")
-    sequences = counted(mask, x.shape).any(-1).sum()
+    sequences = mask.any(-1).sum()
     total = select(x, mask).sum()
     return require_finite("constant_length_mean", total / (_denominator(denominator, sequences, "sequence") * length))
 
 
-def _denominator(given: float | Tensor | None, count: Tensor, unit: str) -> Tensor:
+def _denominator(given: float | Tensor | None, count: Tensor, unit: str) -> float | Tensor:
     if given is None:
         require(bool(count > 0), f"no counted {unit}: give the whole batch's denominator, or leave this micro-batch out")
         return count
-    divisor = torch.as_tensor(given, device=count.device)
-    require(bool(divisor > 0), f"denominator must be positive, got {given}")
-    return divisor
+    require(bool(given > 0), f"denominator must be positive, got {given}")
+    return given

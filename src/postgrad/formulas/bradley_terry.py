@@ -25,7 +25,7 @@ def bradley_terry_loss(chosen: Tensor, rejected: Tensor, margin: Tensor | None =
     Source: the articles, "Reward Model Loss"; margin arXiv 2307.09288; centering arXiv 2312.09244.
     """
     require(center_coef >= 0, f"center_coef must not be negative, got {center_coef}")
-    require_same_shape(chosen=chosen, rejected=rejected, **({} if margin is None else {"margin": margin}))
+    require_same_shape(chosen=chosen, rejected=rejected, margin=chosen if margin is None else margin)
     high, low = read("chosen scores", chosen), read("rejected scores", rejected)
     difference = high - low if margin is None else high - low - read("margin", margin)
     return require_finite("bradley_terry_loss", -logsigmoid(difference) + center_coef * (high + low) ** 2)

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from postgrad.formulas._numeric import read, require, require_finite, require_same_shape, widen
+from postgrad.formulas._numeric import read, require, require_finite, require_same_shape
+from postgrad.formulas.ratio import log_ratio
 
 Divergence = Literal["reverse_kl", "forward_kl", "js"]
 _DISCOPOP_TAU = 0.05
@@ -98,14 +99,14 @@ def implicit_reward(policy: Tensor, reference: Tensor, *, beta: float) -> Tensor
         r(x, y) = β · log( π_θ(y) / π_ref(y) )
 
     Shapes: summed log-probs [N] -> [N]. `rewards/chosen`, `rewards/rejected`, and their difference `rewards/margins` are these.
+    Edge cases: policy = reference gives 0; non-finite log-probs raise `NonFiniteError`.
 
     >>> implicit_reward(torch.tensor([-3.0]), torch.tensor([-4.0]), beta=0.1)
     tensor([0.1000])
 
     Source: the articles, DPO; arXiv 2305.18290, eq. 5 (up to a term of the prompt alone).
     """
-    require_same_shape(policy=policy, reference=reference)
-    return require_finite("implicit_reward", beta * (widen(policy) - widen(reference)))
+    return beta * log_ratio(policy, reference)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,6 @@ def gae(
     """
     require(0 <= gamma <= 1, f"gamma must lie in [0, 1], got {gamma}")
     require(0 <= lam <= 1, f"lam must lie in [0, 1], got {lam}")
-    require_same_shape(rewards=rewards, values=values)
     require(values.dim() == 2, f"values must be [B, T], got {tuple(values.shape)}")
     r, v, counts = select(rewards, mask), select(values, mask), counted(mask, values.shape)
     next_value = torch.zeros_like(v.sum(-1)) if bootstrap is None else widen(bootstrap)
@@ -63,5 +62,5 @@ def gae(
         next_advantage = torch.where(counts[:, t], advantage, next_advantage)  # a masked token passes both on unchanged
         next_value = torch.where(counts[:, t], v[:, t], next_value)
         columns.append(torch.where(counts[:, t], advantage, 0.0))
-    advantages = torch.stack(columns[::-1], dim=-1) if columns else torch.zeros_like(v)
-    return require_finite("gae", advantages), require_finite("gae", advantages + v)
+    advantages = torch.stack(columns[::-1], dim=-1) if columns else v
+    return advantages, require_finite("gae", advantages + v)  # an advantage that is not finite makes its return so

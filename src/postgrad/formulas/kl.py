@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from postgrad.formulas._numeric import MAX_LOG_RATIO, expm1_with_tangent, require_finite, select, widen
+from postgrad.formulas._numeric import MAX_LOG_RATIO, expm1_with_tangent, require_finite, select
 from postgrad.formulas.ratio import log_ratio
 
 
@@ -89,5 +89,4 @@ def kl_k3_importance_weighted(
     k3 = kl_k3(current, reference, mask, max_log_ratio=max_log_ratio)
     if ratio.shape[:-1] != k3.shape[:-1] or ratio.shape[-1:] not in (k3.shape[-1:], (1,)):
         raise ValueError(f"ratio {tuple(ratio.shape)} does not fit the log-probs {tuple(k3.shape)}")
-    weight = widen(ratio).expand(k3.shape)
-    return require_finite("kl_k3_importance_weighted", k3 * select(weight, mask))
+    return require_finite("kl_k3_importance_weighted", k3 * select(ratio.expand(k3.shape), mask))

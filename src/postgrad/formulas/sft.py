@@ -77,7 +77,7 @@ def masked_cross_entropy(
     if denominator is None:
         require(losses.numel() > 0, "no trained token: every label is −100 (the first label of a row is never predicted)")
         return losses.mean()
-    require(bool(torch.as_tensor(denominator) > 0), f"denominator must be positive, got {denominator}")
+    require(bool(denominator > 0), f"denominator must be positive, got {denominator}")
     return losses.sum() / denominator
 
 

@@ -177,7 +177,7 @@ def clip_fractions(
 
         low: r < 1 − ε_low and A < 0       high: r > 1 + ε_high and A > 0, or r > δ and A < 0 (δ = max_ratio)
 
-    A ratio outside the bounds on the other side is not clipped and not counted (trl#3032).
+    Edge cases: a ratio outside the bounds on the other side is not clipped and not counted (trl#3032); nor is A = 0.
     Shapes: ratio [N, T] or [N, 1], advantages as elsewhere, mask [N, T] -> three scalars. `denominator` as in `token_mean`.
 
     >>> clip_fractions(torch.tensor([1.5, 1.5, 0.5, 0.5]), torch.tensor([1.0, -1.0, 1.0, -1.0]), torch.ones(4)).region

@@ -136,9 +136,7 @@ def output_head(model: nn.Module) -> OutputHead:
     head = _unwrap_saved_module(cast(Any, inner).get_output_embeddings())
     if type(head) is not nn.Linear:
         found = "no head" if head is None else f"a head of type {type(head).__name__}"
-        raise ModelError(
-            f"{type(inner).__name__} has {found}", hint="keep adapters off lm_head; use a model made for causal language modelling"
-        )
+        raise ModelError(f"{type(inner).__name__} has {found}", hint="keep adapters off lm_head, and use a causal language model")
     return OutputHead(head.weight, head.bias, _logit_scale(text))
 
 

@@ -121,9 +121,9 @@ class _Counting:
 def _probe_ids(model: nn.Module, count: int) -> Tensor:
     """[1, count] different ids spread over the vocabulary."""
     inner = pretrained(model)
-    vocabulary = inner.config.get_text_config().vocab_size
-    device = next(inner.parameters()).device
-    return ((torch.arange(count, device=device) * 7919 + 5) % vocabulary)[None]
+    vocabulary: int = inner.config.get_text_config().vocab_size
+    spread = torch.arange(count, device=next(inner.parameters()).device) * 7919 + 5
+    return (spread % vocabulary)[None]
 
 
 def _close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from postgrad.models.attention import Layout
-from postgrad.models.decode_layout import ChunkLayout, Lane, Piece, StepLayout, build_lanes
-from postgrad.models.kv import KVBlock, Prefix, Row, common_length
+from postgrad.models.decode_layout import ChunkLayout, Piece, StepLayout, own_stacks, prefix_stacks
+from postgrad.models.kv import KVBlock, Prefix, Row, Stack, common_length
 from postgrad.models.serving import Serving
 from postgrad.protocols import SampleKey, TurnRequest
 
@@ -39,11 +39,8 @@ RowT = TypeVar("RowT")
 
 
 class Decoder(Protocol[RowT]):
-    def open(self, requests: Sequence[TurnRequest], recurring: frozenset[tuple[int, ...]]) -> tuple[list[RowT], Tensor]:
-        """Read the contexts. Returns a row for each request and the logits [n, V] of the token behind its context.
-
-        recurring: contexts that this or a later call asks for more than once.
-        """
+    def open(self, requests: Sequence[TurnRequest]) -> tuple[list[RowT], Tensor]:
+        """Read the contexts. Returns a row for each request and the logits [n, V] of the token behind its context."""
         ...
 
     def step(self, rows: Sequence[RowT], tokens: Sequence[int]) -> Tensor:
@@ -72,8 +69,8 @@ class LruRows(OrderedDict[SampleKey, Row]):
 
     def nbytes(self) -> int:
         """Bytes of keys and values; a prefix counts once."""
-        prefixes = {id(row.prefix): row.prefix.block.nbytes for row in self.values() if row.prefix is not None}
-        return sum(row.own.nbytes for row in self.values()) + sum(prefixes.values())
+        prefixes = {row.prefix for row in self.values()}
+        return sum(row.own.nbytes for row in self.values()) + sum(prefix.block.nbytes for prefix in prefixes)
 
     def evict(self, budget: int) -> None:
         while self and self.nbytes() > budget:
@@ -99,23 +96,8 @@ class _Run:
     hidden: Tensor | None = None
 
 
-@dataclass(eq=False)
-class _Opening:
-    """One request on its way to a row: the run (or the prefix already computed) whose last hidden state predicts its first token."""
-
-    row: Row
-    run: _Run | None = None
-    prefix: Prefix | None = None
-
-    @property
-    def hidden(self) -> Tensor:
-        hidden = self.run.hidden if self.run else self.prefix.last_hidden if self.prefix else None
-        assert hidden is not None
-        return hidden
-
-
 class FlatDecoder:
-    """Decodes flat rows through `Serving`. Memory: each shared prefix once, each rollout's own tokens once."""
+    """Decodes flat rows through `Serving`. Memory: each context that rollouts start with once, each rollout's own tokens once."""
 
     def __init__(self, serving: Serving, *, cache_bytes: int) -> None:
         self._serving = serving
@@ -129,7 +111,8 @@ class FlatDecoder:
         self.release()
 
     def release(self) -> None:
-        self.lanes: list[Lane] = []
+        self.own: list[tuple[Stack, list[Row]]] = []
+        self._prefixes: list[tuple[Stack, list[Prefix]]] = []
         self._layout: StepLayout | None = None
         self.closed.evict(self._cache_bytes)
 
@@ -140,33 +123,24 @@ class FlatDecoder:
 
     # Contexts
 
-    def open(self, requests: Sequence[TurnRequest], recurring: frozenset[tuple[int, ...]]) -> tuple[list[Row], Tensor]:
+    def open(self, requests: Sequence[TurnRequest]) -> tuple[list[Row], Tensor]:
         self.closed.evict(self._cache_bytes)
-        runs: list[_Run] = []
-        fresh: dict[tuple[int, ...], Prefix] = {}
-        openings = [self._opening(request, recurring, fresh, runs) for request in requests]
-        self._share_trunk([run for run in runs if run.position == 0 and run.piece.prefix is None])
-        self._read(runs)
-        for opening in openings:
-            if opening.prefix is not None and opening.run is not None:
-                opening.prefix.last_hidden = opening.run.hidden
-        return [opening.row for opening in openings], self._serving.logits(torch.stack([opening.hidden for opening in openings]))
-
-    def _opening(
-        self, request: TurnRequest, recurring: frozenset[tuple[int, ...]], fresh: dict[tuple[int, ...], Prefix], runs: list[_Run]
-    ) -> _Opening:
-        context = request.context
-        row = self._continued(request)
-        if row is not None:
-            return _Opening(row, self._append(row, context, runs))
-        prefix = fresh.get(context) or self.prefixes.get(context)
-        if prefix is not None:
-            return _Opening(Row(request.key, prefix, KVBlock(0), list(context)), prefix=prefix)
-        if context in recurring:
-            return self._new_prefix(request, fresh, runs)
-        prefix = self._longest_prefix(context)
-        row = Row(request.key, prefix, KVBlock(0), list(prefix.ids) if prefix else [])
-        return _Opening(row, self._append(row, context, runs))
+        rows: list[Row] = []
+        first: dict[Prefix, _Run] = {}
+        later: dict[Row, _Run] = {}
+        for request in requests:
+            row = self._continued(request)
+            if row is None:
+                row = Row.behind(request.key, self._prefix(request.context, first))
+            else:
+                later[row] = self._append(row, request.context)
+            rows.append(row)
+        self._share_trunk(list(first.values()))
+        self._read([*first.values(), *later.values()])
+        for prefix, run in first.items():
+            prefix.last_hidden = run.hidden
+        hidden = [later[row].hidden if row in later else row.prefix.last_hidden for row in rows]
+        return rows, self._serving.logits(torch.stack(cast("list[Tensor]", hidden)))
 
     def _continued(self, request: TurnRequest) -> Row | None:
         """The rollout's own cache, cut back to what it has in common with the context; None where that is less than its prefix."""
@@ -174,32 +148,26 @@ class FlatDecoder:
         if row is None:
             return None
         common = min(common_length(row.ids, request.context), len(request.context) - 1)  # the last token's hidden state is not kept
-        if common < (len(row.prefix.ids) if row.prefix else 1):
+        if common < len(row.prefix.ids):
             return None
         del row.ids[common:]
         return row
 
-    def _longest_prefix(self, context: tuple[int, ...]) -> Prefix | None:
-        found = [prefix for ids, prefix in self.prefixes.items() if len(ids) < len(context) and context[: len(ids)] == ids]
-        return max(found, key=lambda prefix: len(prefix.ids), default=None)
+    def _prefix(self, context: tuple[int, ...], first: dict[Prefix, _Run]) -> Prefix:
+        """The prefix that is this context: one that a rollout still holds, or a new one and the plan to read it."""
+        prefix = self.prefixes.get(context)
+        if prefix is None:
+            prefix = self.prefixes[context] = Prefix.of(context)
+            first[prefix] = _Run(context, Piece(prefix.block, 0, len(context)), 0)
+        return prefix
 
-    def _new_prefix(self, request: TurnRequest, fresh: dict[tuple[int, ...], Prefix], runs: list[_Run]) -> _Opening:
-        context = request.context
-        prefix = Prefix(context, KVBlock(len(context)))
-        fresh[context] = self.prefixes[context] = prefix
-        run = _Run(context, Piece(prefix.block, 0, len(context)), 0)
-        runs.append(run)
-        return _Opening(Row(request.key, prefix, KVBlock(0), list(context)), run, prefix)
-
-    def _append(self, row: Row, context: tuple[int, ...], runs: list[_Run]) -> _Run:
+    def _append(self, row: Row, context: tuple[int, ...]) -> _Run:
         """Plan to read what the row lacks of the context."""
         known, kept = len(row.ids), row.own_length
         new = context[known:]
         row.own = row.own.copied(kept, kept + len(new))
         row.ids.extend(new)
-        run = _Run(new, Piece(row.own, kept, len(new), row.prefix), known)
-        runs.append(run)
-        return run
+        return _Run(new, Piece(row.own, kept, len(new), row.prefix), known)
 
     def _share_trunk(self, runs: Sequence[_Run]) -> None:
         """Different contexts often start alike: read the common start once and copy its keys and values."""
@@ -232,26 +200,33 @@ class FlatDecoder:
 
     def step(self, rows: Sequence[Row], tokens: Sequence[int]) -> Tensor:
         layout = self._arrange(rows)
-        token_of = dict(zip((id(row) for row in rows), tokens, strict=True))
         layout.advance()
         self._switch.current = layout
-        hidden = self._serving.hidden([token_of[id(row)] for row in layout.rows], [len(row.ids) for row in layout.rows])
+        token_of = dict(zip(rows, tokens, strict=True))
+        hidden = self._serving.hidden([token_of[row] for row in layout.rows], [len(row.ids) for row in layout.rows])
         for row in layout.rows:
-            row.ids.append(token_of[id(row)])
+            row.ids.append(token_of[row])
         if layout.rows != list(rows):
-            place = {id(row): index for index, row in enumerate(layout.rows)}
-            hidden = hidden[[place[id(row)] for row in rows]]
+            place = {row: index for index, row in enumerate(layout.rows)}
+            hidden = hidden[[place[row] for row in rows]]
         return self._serving.logits(hidden)
 
     def _arrange(self, rows: Sequence[Row]) -> StepLayout:
-        """Lanes are rebuilt when a row arrived, a lane is full, or half of the slots are unused; otherwise nothing is copied."""
-        slots = [row for lane in self.lanes for row in lane.rows]
-        if not frozenset(rows) <= frozenset(slots) or 2 * len(rows) <= len(slots) or any(lane.full for lane in self.lanes):
-            self.lanes = build_lanes(rows)
+        """Stacks are rebuilt when a row arrived, a row fills its slot, or half of the slots are unused; otherwise nothing is copied."""
+        slots = frozenset(row for _, stacked in self.own for row in stacked)
+        full = any(row.own_length >= row.own.capacity for row in rows)
+        if full or 2 * len(rows) <= len(slots) or not slots.issuperset(rows):
+            self.own = own_stacks(rows)
+            self._arrange_prefixes(rows)
             self._layout = None
-        if self._layout is None or frozenset(self._layout.rows) != frozenset(rows):
-            self._layout = StepLayout(self.lanes, rows, self._serving.module.device)
+        if self._layout is None or len(self._layout.rows) != len(rows):
+            self._layout = StepLayout(self.own, self._prefixes, rows, self._serving.module.device)
         return self._layout
+
+    def _arrange_prefixes(self, rows: Sequence[Row]) -> None:
+        stacked = {prefix for _, prefixes in self._prefixes for prefix in prefixes}
+        if stacked != {row.prefix for row in rows}:
+            self._prefixes = prefix_stacks(rows)
 
     def close(self, row: Row) -> None:
         row.own = row.own.copied(row.own_length, row.own_length)
@@ -297,7 +272,7 @@ class CacheDecoder:
         with self._serving.ready(None):
             yield
 
-    def open(self, requests: Sequence[TurnRequest], recurring: frozenset[tuple[int, ...]]) -> tuple[list[CacheRow], Tensor]:
+    def open(self, requests: Sequence[TurnRequest]) -> tuple[list[CacheRow], Tensor]:
         computed: dict[tuple[int, ...], tuple[CacheRow, Tensor]] = {}
         for context in dict.fromkeys(request.context for request in requests):
             row = CacheRow()

@@ -1,24 +1,35 @@
 """The two layouts of a flat row of tokens that a sampler needs, both writing keys and values as they go.
 
 `ChunkLayout`   several sequences, each reading a run of tokens (prompts, tool results): one attention call per sequence.
-`StepLayout`    one token of every live rollout. Own keys lie in `Lane`s, padded blocks of rollouts of similar length, with one
-                attention call per lane; shared prefixes get one call each for all the rollouts behind them.
+`StepLayout`    one token of every live rollout: one attention call per stack of prefixes, one per stack of own tokens.
 
-Only live rollouts have a place in the flat row. Those that finished keep their slot in a lane, unused, until it is rebuilt.
+Only live rollouts have a place in the flat row. Those that finished keep their slot in a stack, unused, until it is rebuilt.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from postgrad.models.kv import KVBlock, Prefix, Row, attend_part, causal_mask, merge
+from postgrad.models.kv import (
+    KEYS_MULTIPLE,
+    QUERIES_MULTIPLE,
+    KVBlock,
+    Prefix,
+    Row,
+    Stack,
+    attend_part,
+    causal_mask,
+    merge,
+    round_up,
+)
+
+Parts = tuple[Tensor, Tensor]
+"""(output [..., D], log-sum-exp [...]) of attention over a part of the keys."""
 
 
 @dataclass(eq=False)
@@ -35,20 +46,29 @@ class Piece:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None) -> Tensor:
         """query [H_kv, G, T, D], key and value [T, H_kv, D] -> [H_kv, G, T, D]."""
         self.block.write(layer, self.start, key, value)
+        padded = pad(query, (0, 0, 0, -self.length % QUERIES_MULTIPLE))
+        own = self._own(layer, padded, scaling)
+        if self.prefix is not None:
+            keys, values = self._memory(self.prefix.block, layer, len(self.prefix.ids), padded)
+            return merge(own, attend_part(padded, keys, values, scaling=scaling))[:, :, : self.length]
+        return own[0][:, :, : self.length]
+
+    def _own(self, layer: int, query: Tensor, scaling: float | None) -> Parts:
         end = self.start + self.length
-        if self.start and self.mask is None:
-            self.mask = causal_mask(self.length, end, query)
-        keys, values = (_per_query_head(tensors[layer][:end], query) for tensors in (self.block.keys, self.block.values))
-        own = attend_part(query, keys, values, scaling=scaling, mask=self.mask, causal=self.mask is None)
-        if self.prefix is None:
-            return own[0]
-        keys, values = (_per_query_head(tensors[layer], query) for tensors in (self.prefix.block.keys, self.prefix.block.values))
-        return merge(own, attend_part(query, keys, values, scaling=scaling))
+        keys, values = self._memory(self.block, layer, end, query)
+        if self.start == 0:
+            return attend_part(query, keys, values, scaling=scaling, causal=True)
+        if self.mask is None:
+            self.mask = causal_mask(query.shape[2], end, query, before=self.start)
+        return attend_part(query, keys, values, scaling=scaling, mask=self.mask)
 
-
-def _per_query_head(stored: Tensor, query: Tensor) -> Tensor:
-    """[S, H_kv, D] -> a view [H_kv, G, S, D]: the G query heads that share a key head see the same memory."""
-    return stored.transpose(0, 1).unsqueeze(1).expand(-1, query.shape[1], -1, -1)
+    @staticmethod
+    def _memory(block: KVBlock, layer: int, length: int, query: Tensor) -> Parts:
+        """Keys and values [length, H_kv, D] as views [H_kv, G, length, D]: the G query heads of a key head share its memory."""
+        keys, values = (
+            tensors[layer][:length].transpose(0, 1).unsqueeze(1).expand(-1, query.shape[1], -1, -1) for tensors in (block.keys, block.values)
+        )
+        return keys, values
 
 
 class ChunkLayout:
@@ -74,160 +94,129 @@ def _padded(output: Tensor, tokens: int) -> Tensor:
     return pad(output, (0, 0, 0, 0, 0, tokens - len(output))) if len(output) < tokens else output
 
 
-class Lane:
-    """Own keys and values of rollouts of similar length, one slot each, padded to `capacity` tokens: [slots, capacity, H_kv, D].
+class StackedAttention:
+    """Attention of n queries, each over one slot of one of several stacks. Queries are gathered by slot, attended, and put back."""
 
-    Building it moves the rows' blocks into it layer by layer, so that no more than one layer exists twice. Unused room is
-    zero, never uninitialised: a NaN there would reach the output even with weight 0.
-    """
+    def __init__(self, stacks: Sequence[Stack], members: Sequence[Sequence[Sequence[int]]], device: torch.device) -> None:
+        """members[s][i]: which of the n queries look at slot i of stack s. Each query looks at exactly one slot."""
+        self._stacks = stacks
+        self._per_slot = [max(1, *(len(queries) for queries in slots)) for slots in members]
+        gather = [
+            query
+            for slots, room in zip(members, self._per_slot, strict=True)
+            for queries in slots
+            for query in (*queries, *[0] * (room - len(queries)))  # unused places repeat query 0 and are dropped
+        ]
+        filled = [
+            used
+            for slots, room in zip(members, self._per_slot, strict=True)
+            for queries in slots
+            for used in [True] * len(queries) + [False] * (room - len(queries))
+        ]
+        back = [0] * sum(filled)
+        for place, (query, used) in enumerate(zip(gather, filled, strict=True)):
+            if used:
+                back[query] = place
+        in_place = gather == list(range(len(back)))
+        self._gather = None if in_place else torch.tensor(gather, device=device)
+        self._back = None if in_place else torch.tensor(back, device=device)
 
-    def __init__(self, rows: Sequence[Row], capacity: int) -> None:
-        self.rows = list(rows)
-        self.capacity = capacity
-        self._lengths = [row.own_length for row in rows]
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
-        for layer in range(max(len(row.own.keys) for row in rows)):
-            self._keys.append(self._gather(layer, [row.own.keys for row in rows]))
-            self._values.append(self._gather(layer, [row.own.values for row in rows]))
-        for row in rows:
-            row.own.capacity = capacity
-
-    def _gather(self, layer: int, blocks: list[list[Tensor]]) -> Tensor:
-        like = next(block[layer] for block in blocks if layer < len(block))
-        buffer = like.new_zeros(len(blocks), self.capacity, *like.shape[1:])
-        for slot, (block, length) in enumerate(zip(blocks, self._lengths, strict=True)):
-            self._adopt(buffer, slot, layer, block, length)
-        return buffer
+    def __call__(self, layer: int, query: Tensor, *, scaling: float | None) -> Parts:
+        """query [n, H_kv, G, D] -> (output like it, log-sum-exp [n, H_kv, G])."""
+        gathered = query if self._gather is None else query[self._gather]
+        outputs, totals, at = [], [], 0
+        for stack, room in zip(self._stacks, self._per_slot, strict=True):
+            count = room * len(stack.blocks)
+            output, total = self._one(stack, layer, gathered[at : at + count], room, scaling)
+            outputs.append(output)
+            totals.append(total)
+            at += count
+        output, total = (outputs[0], totals[0]) if len(outputs) == 1 else (torch.cat(outputs), torch.cat(totals))
+        return (output, total) if self._back is None else (output[self._back], total[self._back])
 
     @staticmethod
-    def _adopt(buffer: Tensor, slot: int, layer: int, block: list[Tensor], length: int) -> None:
-        if layer < len(block):
-            buffer[slot, :length] = block[layer][:length]
-            block[layer] = buffer[slot]
-        else:  # this rollout has no tokens of its own yet
-            block.append(buffer[slot])
-
-    @property
-    def full(self) -> bool:
-        return any(row.own_length >= self.capacity for row in self.rows)
-
-    def select(self, live: frozenset[Row]) -> list[Row]:
-        """Let these rows take part in the coming steps; returns those that lie in this lane, in slot order."""
-        self._slots = [slot for slot, row in enumerate(self.rows) if row in live]
-        return [self.rows[slot] for slot in self._slots]
-
-    def advance(self, device: torch.device) -> None:
-        """Prepare for the next token of every selected row: where it goes and what it sees."""
-        lengths = [row.own_length for row in self.rows]
-        everyone = len(self._slots) == len(self.rows)
-        self._width = max(lengths[slot] for slot in self._slots) + 1
-        self._write = torch.tensor([slot * self.capacity + lengths[slot] for slot in self._slots], device=device)
-        self._index = None if everyone else torch.tensor(self._slots, device=device)
-        self._seen = None if len(set(lengths)) == 1 else torch.tensor(lengths, device=device).unsqueeze(-1)
-        self._mask: Tensor | None = None
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None) -> tuple[Tensor, Tensor]:
-        """query [n, H_kv, G, D], key and value [n, H_kv, D] of the n selected rows -> output like query, log-sum-exp [n, H_kv, G]."""
-        self._store(layer, key, value)
-        if self._index is not None:
-            query = query.new_zeros(len(self.rows), *query.shape[1:]).index_copy_(0, self._index, query)
-        keys, values = (tensors[layer][:, : self._width].transpose(1, 2) for tensors in (self._keys, self._values))
-        output, total = attend_part(query, keys, values, scaling=scaling, mask=self._visible(query))
-        return (output, total) if self._index is None else (output[self._index], total[self._index])
-
-    def _store(self, layer: int, key: Tensor, value: Tensor) -> None:
-        if layer == len(self._keys):  # no rollout of this lane had tokens of its own yet
-            for tensors, new in ((self._keys, key), (self._values, value)):
-                tensors.append(new.new_zeros(len(self.rows), self.capacity, *new.shape[1:]))
-            for slot, row in enumerate(self.rows):
-                row.own.keys.append(self._keys[layer][slot])
-                row.own.values.append(self._values[layer][slot])
-        self._keys[layer].flatten(0, 1).index_copy_(0, self._write, key)
-        self._values[layer].flatten(0, 1).index_copy_(0, self._write, value)
-
-    def _visible(self, like: Tensor) -> Tensor | None:
-        """[slots, 1, 1, width] of 0 and -inf, or None where all rows are equally long."""
-        if self._seen is not None and self._mask is None:
-            hidden = torch.arange(self._width, device=like.device) > self._seen
-            self._mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, -math.inf)[:, None, None]
-        return self._mask
+    def _one(stack: Stack, layer: int, query: Tensor, room: int, scaling: float | None) -> Parts:
+        """All queries of a slot, and the query heads of each, are one run of Q = room x G queries over the slot's keys."""
+        heads, group = query.shape[1:3]
+        if room == 1:
+            return stack.attend(layer, query, scaling=scaling)
+        runs = query.unflatten(0, (-1, room)).transpose(1, 2).reshape(-1, heads, room * group, query.shape[-1])
+        output, total = stack.attend(layer, runs, scaling=scaling)
+        return (
+            output.unflatten(2, (room, group)).transpose(1, 2).flatten(0, 1),
+            total.unflatten(2, (room, group)).transpose(1, 2).flatten(0, 1),
+        )
 
 
-def build_lanes(rows: Sequence[Row]) -> list[Lane]:
-    """Sort rows of similar own length into lanes: no row is padded to more than about twice its length."""
+def own_stacks(rows: Sequence[Row]) -> list[tuple[Stack, list[Row]]]:
+    """Stacks of rows of similar own length: no row is padded to more than about twice its length. Rows keep their order inside."""
     lanes: list[list[Row]] = []
     for row in sorted(rows, key=lambda row: row.own_length):
         if not lanes or row.own_length > 2 * lanes[-1][0].own_length + 64:
             lanes.append([])
         lanes[-1].append(row)
-    place = {id(row): index for index, row in enumerate(rows)}
-    return [Lane(sorted(lane, key=lambda row: place[id(row)]), _capacity(lane[-1].own_length)) for lane in lanes]
+    place = {row: index for index, row in enumerate(rows)}
+    return [_own_stack(sorted(lane, key=place.__getitem__), lane[-1].own_length) for lane in lanes]
 
 
-def _capacity(longest: int) -> int:
-    return longest + max(64, longest // 2)
+def _own_stack(rows: list[Row], longest: int) -> tuple[Stack, list[Row]]:
+    capacity = round_up(longest + max(64, longest // 2), KEYS_MULTIPLE)
+    return Stack([row.own for row in rows], [row.own_length for row in rows], capacity), rows
+
+
+def prefix_stacks(rows: Sequence[Row]) -> list[tuple[Stack, list[Prefix]]]:
+    """One stack for each length (rounded up) of prefix: the keys that a row is computed with do not depend on other rows' prefixes."""
+    by_capacity: dict[int, dict[Prefix, None]] = {}
+    for row in rows:
+        by_capacity.setdefault(row.prefix.block.capacity, {})[row.prefix] = None
+    return [
+        (Stack([prefix.block for prefix in prefixes], [len(prefix.ids) for prefix in prefixes], capacity), list(prefixes))
+        for capacity, prefixes in by_capacity.items()
+    ]
 
 
 class StepLayout:
-    """One token of each of `rows`, in lane order. Built when the set of live rows changes; `advance` before every step."""
+    """One token of each live row. Built when the set of live rows changes; `advance` before every step."""
 
-    def __init__(self, lanes: Sequence[Lane], rows: Sequence[Row], device: torch.device) -> None:
-        members = frozenset(rows)
-        selected = [(lane, lane.select(members)) for lane in lanes]
-        self._lanes = [(lane, live) for lane, live in selected if live]
-        self.rows = [row for _, live in self._lanes for row in live]
+    def __init__(
+        self, own: Sequence[tuple[Stack, list[Row]]], prefixes: Sequence[tuple[Stack, list[Prefix]]], live: Sequence[Row], device: torch.device
+    ) -> None:
+        alive = frozenset(live)
+        self.rows = [row for _, rows in own for row in rows if row in alive]
+        """The live rows in the order of the flat row."""
+        self._own = own
+        self._alive = alive
         self._device = device
-        self._groups(device)
-
-    def _groups(self, device: torch.device) -> None:
-        """Rows behind the same prefix next to each other: the order in which prefixes are attended to, and each one's run."""
-        shared = [index for index, row in enumerate(self.rows) if row.prefix is not None]
-        first: dict[int, int] = {}
-        for index in shared:
-            first.setdefault(id(self.rows[index].prefix), index)
-        shared.sort(key=lambda index: first[id(self.rows[index].prefix)])
-        runs = [(prefix, len(list(run))) for prefix, run in groupby(self.rows[index].prefix for index in shared)]
-        self._prefixes = [(prefix, count) for prefix, count in runs if prefix is not None]
-        in_place = shared == list(range(len(self.rows)))
-        self._order = None if in_place else torch.tensor(shared, dtype=torch.long, device=device)
+        place = {row: index for index, row in enumerate(self.rows)}
+        self._attend_own = StackedAttention(
+            [stack for stack, _ in own], [[[place[row]] if row in alive else [] for row in rows] for _, rows in own], device
+        )
+        behind: dict[Prefix, list[int]] = {}
+        for index, row in enumerate(self.rows):
+            behind.setdefault(row.prefix, []).append(index)
+        self._attend_prefixes = StackedAttention(
+            [stack for stack, _ in prefixes], [[behind.get(prefix, []) for prefix in stacked] for _, stacked in prefixes], device
+        )
 
     def advance(self) -> None:
-        for lane, _ in self._lanes:
-            lane.advance(self._device)
+        """Prepare for the next token of every live row: where it goes, and that it is seen."""
+        self._writes = []
+        for stack, rows in self._own:
+            slots = [slot for slot, row in enumerate(rows) if row in self._alive]
+            lengths = [row.own_length for row in rows]
+            if slots:
+                stack.see([length + 1 for length in lengths], max(lengths[slot] for slot in slots) + 1)
+            where = torch.tensor([slots, [lengths[slot] for slot in slots]], dtype=torch.long, device=self._device)
+            self._writes.append((stack, where))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float) -> Tensor:
-        by_token = query.unflatten(0, (len(key), -1)).permute(2, 0, 1, 3)
+        by_token = query.unflatten(0, (len(key), -1)).permute(2, 0, 1, 3)[: len(self.rows)]
         keys, values = key.transpose(0, 1), value.transpose(0, 1)
-        outputs, totals, at = [], [], 0
-        for lane, live in self._lanes:
-            run = slice(at, at + len(live))
-            output, total = lane.attend(layer, by_token[run], keys[run], values[run], scaling=scaling)
-            outputs.append(output)
-            totals.append(total)
-            at += len(live)
-        own = (outputs[0], totals[0]) if len(outputs) == 1 else (torch.cat(outputs), torch.cat(totals))
-        joined = self._with_prefixes(layer, by_token[:at], own, scaling) if self._prefixes else own[0]
+        at = 0
+        for stack, where in self._writes:
+            run = slice(at, at + where.shape[1])
+            stack.store(layer, where[0], where[1], keys[run], values[run])
+            at += where.shape[1]
+        own = self._attend_own(layer, by_token, scaling=scaling)
+        joined = merge(own, self._attend_prefixes(layer, by_token, scaling=scaling))
         return _padded(joined.flatten(1, 2), query.shape[1])
-
-    def _with_prefixes(self, layer: int, query: Tensor, own: tuple[Tensor, Tensor], scaling: float | None) -> Tensor:
-        if self._order is None:
-            return merge(own, self._attend_prefixes(layer, query, scaling))
-        part = (own[0][self._order], own[1][self._order])
-        merged = merge(part, self._attend_prefixes(layer, query[self._order], scaling))
-        return own[0].index_copy(0, self._order, merged)
-
-    def _attend_prefixes(self, layer: int, query: Tensor, scaling: float | None) -> tuple[Tensor, Tensor]:
-        """query [n, H_kv, G, D] in prefix order -> (output like it, log-sum-exp [n, H_kv, G])."""
-        heads = query.transpose(0, 1).contiguous()  # [H_kv, n, G, D]: a prefix's rows and their query heads are one run
-        outputs, totals, at = [], [], 0
-        for prefix, count in self._prefixes:
-            run = heads[:, at : at + count].flatten(1, 2).unsqueeze(0)
-            keys, values = (tensors[layer].transpose(0, 1).unsqueeze(0) for tensors in (prefix.block.keys, prefix.block.values))
-            output, total = attend_part(run, keys, values, scaling=scaling)
-            outputs.append(output)
-            totals.append(total)
-            at += count
-        shape = (len(query), query.shape[2])
-        output, total = torch.cat(outputs, 2).squeeze(0), torch.cat(totals, 2).squeeze(0)
-        return output.unflatten(1, shape).transpose(0, 1), total.unflatten(1, shape).transpose(0, 1)

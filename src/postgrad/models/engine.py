@@ -95,7 +95,8 @@ class LocalEngine:
         accumulated since the last step are dropped.
         `sums` also holds computed_tokens, repeated_prefix_tokens and untrained_rows (rows without a trained token).
         """
-        batches = self._batches(self.model, rows, split_groups=not getattr(loss, "whole_groups", False))
+        split_groups = not getattr(loss, "whole_groups", False)
+        batches = self._batches(self.model, rows, split_groups=split_groups, share_prefixes=not self.dropout)
         total = 0.0
         sums = dict.fromkeys(_OWN_SUMS, 0.0)
         logprobs: list[list[float]] = [[] for _ in rows]
@@ -114,12 +115,9 @@ class LocalEngine:
         """See `protocols.Engine`. Raises `RunError` when a log-prob is not finite."""
         result: list[list[float]] = [[] for _ in rows]
         with self._scoring(model) as scored:
-            for batch in self._batches(scored, rows, split_groups=True):
+            for batch in self._batches(scored, rows):
                 current, _ = score(scored, batch, temperature=temperature, dtype=self.autocast)
-                if not bool(current.isfinite().all()):
-                    raise RunError(
-                        f"a log-prob of the {model} is not finite", where=_rows_of(batch), hint="are the model's weights intact?"
-                    )
+                _check_logprobs(current, batch, f"the {model}")
                 _scatter(batch, current, result)
         return result
 
@@ -145,42 +143,36 @@ class LocalEngine:
         if self.dropout and state.generator is not None:
             torch.set_rng_state(torch.tensor(state.generator, dtype=torch.uint8))
 
-    def _batches(self, model: nn.Module, rows: Sequence[TrainRow], *, split_groups: bool) -> list[MicroBatch]:
+    def _batches(
+        self, model: nn.Module, rows: Sequence[TrainRow], *, split_groups: bool = True, share_prefixes: bool = True
+    ) -> list[MicroBatch]:
         budget = self.tokens_per_micro_batch
         if self.refusal_to_pack(model) is not None:
             return pad_rows(rows, tokens_per_micro_batch=budget, split_groups=split_groups, device=self.device)
-        share = not self.dropout
-        return pack(rows, tokens_per_micro_batch=budget, share_prefixes=share, split_groups=split_groups, device=self.device)
+        return pack(rows, tokens_per_micro_batch=budget, share_prefixes=share_prefixes, split_groups=split_groups, device=self.device)
 
     def _backward(self, batch: MicroBatch, loss: LossFunction, temperature: float, *, name: str) -> tuple[float, dict[str, float], Tensor]:
         """-> (loss, sums, log-probs [N]). The graph is gone on return."""
         with mode(self.model, training=self.dropout):
             current, entropy = score(self.model, batch, temperature=temperature, dtype=self.autocast)
+            _check_logprobs(current, batch, name)
             value, sums = loss(batch.to_rows(current), batch)
-            self._check_loss(value, current, batch, name)
+            self._check_loss(value, batch, name)
             if value.requires_grad:
                 value.backward()  # type: ignore[no-untyped-call]
                 self._check_gradient(batch, name)
         own = (entropy.sum().item(), batch.trained_tokens, batch.computed_tokens, batch.repeated_prefix_tokens, batch.untrained_rows)
         return value.item(), _merged(sums, dict(zip(_OWN_SUMS, own, strict=True))), current.detach()
 
-    def _check_loss(self, value: Tensor, current: Tensor, batch: MicroBatch, name: str) -> None:
-        if math.isfinite(value.item()):
-            return
-        if bool(current.isfinite().all()):
-            raise RunError(
-                f"the loss of {name} is {value.item()}", where=_rows_of(batch), hint="look at these rows' per-token and per-row numbers"
-            )
-        raise RunError(
-            f"a log-prob in {name} is not finite", where=_rows_of(batch), hint="the weights have diverged: lower optimizer.learning_rate"
-        )
+    def _check_loss(self, value: Tensor, batch: MicroBatch, name: str) -> None:
+        if not math.isfinite(value.item()):
+            what = f"the loss of {name} is {value.item()}"
+            raise RunError(what, where=_rows_of(batch), hint="look at the numbers that these rows carry")
 
     def _check_gradient(self, batch: MicroBatch, name: str) -> None:
         if not math.isfinite(self.optimizer.gradient_norm()):
-            culprits = ", ".join(self.optimizer.non_finite()[:3])
-            raise RunError(
-                f"the gradient is not finite after {name} ({culprits})", where=_rows_of(batch), hint="lower optimizer.learning_rate"
-            )
+            what = f"the gradient is not finite after {name} ({', '.join(self.optimizer.non_finite()[:3])})"
+            raise RunError(what, where=_rows_of(batch), hint="lower optimizer.learning_rate")
 
     @contextmanager
     def _dropping_gradients_on_error(self) -> Iterator[None]:
@@ -198,6 +190,11 @@ class LocalEngine:
         source = nullcontext(self.model) if which == "policy" or self.reference is None else self.reference.active()
         with source as model, mode(model, training=False), torch.no_grad():
             yield model
+
+
+def _check_logprobs(current: Tensor, batch: MicroBatch, name: str) -> None:
+    if not bool(current.isfinite().all()):
+        raise RunError(f"a log-prob of {name} is not finite", where=_rows_of(batch), hint="the weights hold values that are not finite")
 
 
 def _merged(sums: Mapping[str, Tensor], own: dict[str, float]) -> dict[str, float]:

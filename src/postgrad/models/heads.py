@@ -51,13 +51,18 @@ def selected_logprobs(
         hidden = hidden.to(_exact(hidden.dtype)) * factor
         bias = None if bias is None else bias * factor
     width = tile or _slice_width(hidden.shape[0], weight.shape[0])
-    return cast("tuple[Tensor, Tensor]", _SelectedLogprobs.apply(hidden, weight, bias, targets, width))  # type: ignore[no-untyped-call]
+    dtype = _product_dtype(hidden)
+    with torch.autocast(hidden.device.type, enabled=False):  # it would take the statistics' dot products to bf16 as well
+        result = _SelectedLogprobs.apply(hidden, weight, bias, targets, width, dtype)  # type: ignore[no-untyped-call]
+    return cast("tuple[Tensor, Tensor]", result)
 
 
 class _SelectedLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        head = _Head(hidden.to(_product_dtype(hidden)), weight, bias, targets, width)
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, width: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        head = _Head(hidden.to(dtype), weight, bias, targets, width)
         target_logits = torch.empty(targets.shape, dtype=_exact(hidden.dtype), device=hidden.device)
         normalisers, means = [], []
         for tile in head.tiles():
@@ -93,13 +98,8 @@ class _SelectedLogprobs(torch.autograd.Function):
                 grad_weight[tile.vocabulary] = tile.logits.t() @ hidden
             if grad_bias is not None:
                 grad_bias[tile.vocabulary] = tile.logits.sum(0, dtype=exact)
-        return (
-            _cast(grad_hidden, ctx.hidden_dtype),
-            _cast(grad_weight, weight.dtype),
-            _cast(grad_bias, None if bias is None else bias.dtype),
-            None,
-            None,
-        )
+        grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
+        return _cast(grad_hidden, ctx.hidden_dtype), _cast(grad_weight, weight.dtype), grad_bias, None, None, None
 
 
 class _Tile(NamedTuple):
@@ -179,5 +179,5 @@ def _exact(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _cast(gradient: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
+def _cast(gradient: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if gradient is None else gradient.to(dtype)

@@ -19,7 +19,8 @@ from postgrad.models.weights import check_weights, folder_fingerprint, read_json
 
 ADAPTER_CONFIG = "adapter_config.json"
 PROVENANCE = "postgrad"
-"""Key of ours in adapter_config.json: {"base": name, "base_fingerprint": sha256 over the base's weights}."""
+"""Our note in adapter_config.json, inside `auto_mapping`, a free-form field that peft keeps and does not read for language models:
+{"base": name, "base_fingerprint": sha256 over the base's weights}. A key of our own would make peft warn at every load."""
 _EXPECTED = (
     "a transformers folder (config.json, *.safetensors, tokenizer files), a run directory, an adapter folder, a .gguf file or a hub id"
 )
@@ -114,9 +115,13 @@ def _locate_adapter(name: str, folder: Path) -> Location:
     return location
 
 
+def _note(config: dict[str, Any]) -> dict[str, Any]:
+    return (config.get("auto_mapping") or {}).get(PROVENANCE) or {}
+
+
 def _locate_base(folder: Path, config: dict[str, Any]) -> Location:
     """The base by our own note first (a built-in name is good on every machine), then by PEFT's field."""
-    note = config.get(PROVENANCE) or {}
+    note = _note(config)
     names = [str(value) for value in (note.get("base"), config.get("base_model_name_or_path")) if value]
     if not names:
         raise ModelError(
@@ -136,7 +141,7 @@ def _locate_base(folder: Path, config: dict[str, Any]) -> Location:
 
 
 def _check_base(folder: Path, config: dict[str, Any], location: Location) -> None:
-    trained_on = (config.get(PROVENANCE) or {}).get("base_fingerprint")
+    trained_on = _note(config).get("base_fingerprint")
     if trained_on and trained_on != location.fingerprint:
         raise ModelError(
             f"the adapter was trained on another base: sha256 {trained_on}, but {location.base_name} has {location.fingerprint}",

@@ -155,7 +155,7 @@ def _read_config(kind: Any, saved: dict[str, Any], folder: Path) -> Any:
     if unmergeable := [key for key in _UNMERGEABLE if saved.get(key)] + ["bias"] * (saved.get("bias", "none") != "none"):
         what = f"the adapter uses {', '.join(unmergeable)}, which postgrad cannot continue"
         raise ModelError(what, where=str(folder), hint="merge it with peft's merge_and_unload() and use the result")
-    unknown = [key for key, value in saved.items() if key not in fields and key not in (PROVENANCE, "peft_type") and value]
+    unknown = [key for key, value in saved.items() if key not in fields and key != "peft_type" and value]
     if unknown:
         raise ModelError(
             f"the adapter uses {', '.join(unknown)}, which this peft does not know", where=str(folder), hint="pip install -U peft"
@@ -225,7 +225,7 @@ def save_adapter(model: PeftModel, folder: Path, *, base_name: str, base_folder:
     )
     config = {key: _jsonable(value) for key, value in model.peft_config[ADAPTER].to_dict().items()}
     config |= {"base_model_name_or_path": str(base_folder or base_name), "inference_mode": True}
-    config[PROVENANCE] = {"base": base_name, "base_fingerprint": base_fingerprint}
+    config["auto_mapping"] = {PROVENANCE: {"base": base_name, "base_fingerprint": base_fingerprint}}
     (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

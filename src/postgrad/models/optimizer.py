@@ -75,11 +75,12 @@ class Optimizer:
             weight.grad = None
 
     def _fill_and_clip(self, norm: float) -> None:
+        factor = 1.0 if self.max_grad_norm is None else min(1.0, self.max_grad_norm / max(norm, 1e-30))
         for weight in self.weights.values():
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-        if self.max_grad_norm is not None and norm > self.max_grad_norm:
-            torch._foreach_mul_([weight.grad for weight in self.weights.values()], self.max_grad_norm / norm)
+            elif factor < 1.0:
+                weight.grad *= factor
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """(moments as `NAME.exp_avg` and `NAME.exp_avg_sq`, number of steps by weight name); weights never stepped are left out."""

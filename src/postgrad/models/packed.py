@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -87,7 +87,9 @@ def _split(unit: _Unit, budget: int) -> list[_Unit]:
             used = unit.prefix
         parts[-1].append(row)
         used += own
-    return [_Unit(tuple(part), unit.prefix, repeats=number > 0) for number, part in enumerate(parts)]
+    units = [_Unit(tuple(part), unit.prefix) for part in parts]
+    first = next((number for number, part in enumerate(units) if part.prefix_tokens), 0)
+    return [replace(part, repeats=number > first) for number, part in enumerate(units)]
 
 
 def _fill(units: Sequence[_Unit], budget: int) -> list[list[_Unit]]:

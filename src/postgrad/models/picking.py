@@ -60,11 +60,11 @@ def pick(logits: Tensor, uniforms: Tensor, params: SamplingParams) -> Picked:
 def _pick_rows(logits: Tensor, uniforms: Tensor, params: SamplingParams) -> Picked:
     greedy = params.temperature == 0.0
     scaled = logits if greedy or params.temperature == 1.0 else logits / params.temperature
-    top, best = scaled.max(-1, keepdim=True)
+    top = scaled.amax(-1, keepdim=True)
     finite = torch.isfinite(top).squeeze(-1)
-    weights = torch.exp(scaled - top)
+    weights = (scaled - top).exp_()
     normaliser = _block_sums(weights).sum(-1)
-    tokens = best if greedy else _inverse_cdf(_kept(weights, normaliser, params), uniforms)
+    tokens = scaled.argmax(-1, keepdim=True) if greedy else _inverse_cdf(_kept(weights, normaliser, params), uniforms)
     chosen = (scaled.gather(-1, tokens) - top).squeeze(-1).double() - normaliser.log()
     return Picked(tokens.squeeze(-1), chosen, finite)
 

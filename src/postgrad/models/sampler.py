@@ -135,14 +135,13 @@ class LocalSampler:
         turns = [self._turn(index, request) for index, request in enumerate(requests)]
         _check_distinct(requests)
         waiting = deque(turn for turn in turns if turn.finish is None)
-        recurring = frozenset(context for context, times in Counter(turn.request.context for turn in waiting).items() if times > 1)
         rule = StopRule(params, self._decode)
         live: list[_Turn] = []
         with self._opened() as decoder:
             while waiting or live:
                 if waiting and 2 * len(live) <= self._max_batch:
                     arrived = [waiting.popleft() for _ in range(min(len(waiting), self._max_batch - len(live)))]
-                    rows, logits = decoder.open([turn.request for turn in arrived], recurring)
+                    rows, logits = decoder.open([turn.request for turn in arrived])
                     for turn, row in zip(arrived, rows, strict=True):
                         turn.row = row
                     live += _sample(arrived, logits, params, rule, decoder)

@@ -2,7 +2,7 @@
 
     FOLDER/  model.safetensors  config.json  generation_config.json   the full model (an adapter is merged into it)
              tokenizer.json  tokenizer_config.json  chat_template.jinja
-             README.md                                                model card
+             README.md  postgrad.json                                 model card; where it came from
              adapter/  adapter_model.safetensors  adapter_config.json only when an adapter was trained
 
 The folder appears complete or not at all. An existing folder is replaced only if `save` wrote it.
@@ -19,16 +19,19 @@ from typing import TYPE_CHECKING, Any
 
 from postgrad import __version__
 from postgrad.errors import ModelError
+from postgrad.models.builtin import BUILTIN
 from postgrad.models.cache import make_readable, temporary_beside
+from postgrad.models.hub import looks_like_id
 from postgrad.models.loading import LanguageModel
 from postgrad.models.lora import base_of, is_peft, merged_weights, save_adapter
 from postgrad.models.quiet import quiet
+from postgrad.models.weights import read_json
 
 if TYPE_CHECKING:
     import torch
 
 RECORD = "postgrad.json"
-"""Says that `save` wrote the folder: {"postgrad": version, "base": name, "base_fingerprint": sha256}."""
+"""Says that `save` wrote the folder: {"postgrad": version, "origin": hub id or null, "base": name, "base_fingerprint": sha256}."""
 
 
 def save(lm: LanguageModel, folder: str | Path, *, dtype: torch.dtype | None = None, facts: Mapping[str, str] | None = None) -> Path:
@@ -79,25 +82,29 @@ def _write(lm: LanguageModel, folder: Path, dtype: torch.dtype | None, facts: Ma
     if is_peft(lm.model):
         place = {"base_name": lm.base_name, "base_folder": lm.folder, "base_fingerprint": lm.fingerprint}
         save_adapter(lm.model, folder / "adapter", **place)  # type: ignore[arg-type]
-    record = {"postgrad": __version__, "base": lm.base_name, "base_fingerprint": lm.fingerprint}
+    record = {"postgrad": __version__, "origin": origin_of(lm), "base": lm.base_name, "base_fingerprint": lm.fingerprint}
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(model_card(lm, facts), encoding="utf-8")
 
 
 def _write_weights(lm: LanguageModel, folder: Path, dtype: torch.dtype | None) -> None:
-    """Through transformers, which drops tied duplicates; under a config of our own, so that the live one stays untouched."""
+    """Through transformers, which drops tied duplicates; under configs of our own, so that the live ones stay untouched.
+
+    The generation config is left out here: transformers refuses to write some that released models have.
+    """
     import torch
+    from transformers import GenerationConfig
 
     stored = dtype or torch.float32
     weights = {name: tensor.to(stored) if tensor.is_floating_point() else tensor for name, tensor in merged_weights(lm.model).items()}
     base: Any = base_of(lm.model)
-    live = base.config
-    base.config = _clean_config(live, stored)
+    live = base.config, base.generation_config
+    base.config, base.generation_config = _clean_config(base.config, stored), GenerationConfig()  # type: ignore[no-untyped-call]
     try:
         with quiet():
             base.save_pretrained(folder, state_dict=weights)
     finally:
-        base.config = live
+        base.config, base.generation_config = live
     _set_dtype(folder / "config.json", stored)
 
 
@@ -124,8 +131,7 @@ def _write_generation_config(lm: LanguageModel, folder: Path) -> None:
         config.eos_token_id = ends[0] if len(ends) == 1 else ends
     if config.pad_token_id is None:
         config.pad_token_id = lm.tokenizer.pad_token_id if lm.tokenizer.pad_token_id is not None else (ends[0] if ends else None)
-    with quiet():
-        config.save_pretrained(folder)
+    config.to_json_file(folder / "generation_config.json", use_diff=True)
 
 
 def _write_tokenizer(lm: LanguageModel, folder: Path) -> None:
@@ -139,16 +145,34 @@ def _write_tokenizer(lm: LanguageModel, folder: Path) -> None:
     file.write_text(json.dumps(config, indent=2, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
 
 
+def origin_of(lm: LanguageModel) -> str | None:
+    """The hub id that the model descends from, through any number of saved runs; None when it is not known."""
+    if lm.base_name in BUILTIN:
+        return BUILTIN[lm.base_name].hub_id
+    if lm.folder is not None and (lm.folder / RECORD).is_file():
+        origin = read_json(lm.folder / RECORD).get("origin")
+        return str(origin) if origin else None
+    return lm.base_name if lm.folder is not None and looks_like_id(lm.base_name) else None
+
+
 def model_card(lm: LanguageModel, facts: Mapping[str, str]) -> str:
-    """README.md of the saved folder, with the front matter that the hub reads."""
-    lines = [f"- {key}: {value}" for key, value in {"Base model": lm.base_name, **facts, "Trained with": f"postgrad {__version__}"}.items()]
+    """README.md of the saved folder, with the front matter that the hub reads. Paths of this machine stay out of it."""
+    origin = origin_of(lm)
+    base = origin or Path(lm.base_name).name
+    front = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [postgrad]"]
+    front += [f"base_model: {json.dumps(origin)}"] if origin else []
     ends = ", ".join(f"`{lm.tokenizer.convert_ids_to_tokens(token)}` ({token})" for token in sorted(lm.stop_ids))
+    lines = {"Base model": base, **facts, "End tokens": ends, "Trained with": f"postgrad {__version__}"}
     adapter = ["", "`adapter/` holds the LoRA adapter alone, for use on the base model with peft."] if is_peft(lm.model) else []
-    return "\n".join(
-        [
-            "---", "library_name: transformers", "pipeline_tag: text-generation", f"base_model: {json.dumps(lm.base_name)}",
-            "tags: [postgrad]", "---", "", f"# A model post-trained from {lm.base_name}", "", *lines, f"- End tokens: {ends}", *adapter, "",
-            "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "",
-            'model = AutoModelForCausalLM.from_pretrained(".")', 'tokenizer = AutoTokenizer.from_pretrained(".")', "```", "",
-        ]
-    )  # fmt: skip
+    title = [f"# A model post-trained from {base}", "", *(f"- {key}: {value}" for key, value in lines.items())]
+    return "\n".join(["---", *front, "---", "", *title, *adapter, "", _USAGE])
+
+
+_USAGE = """\
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(".")
+tokenizer = AutoTokenizer.from_pretrained(".")
+```
+"""

@@ -66,8 +66,9 @@ def answered_number(text: str) -> Decimal | None:
     (Decimal('42'), None, None)
     """
     text = _FRACTION.sub(r"\1/\2", answer_part(text))
-    marked = [_after_marker(text, match) for match in _MARKER.finditer(text)]
-    if marked:
+    if markers := list(_MARKER.finditer(text)):
+        ends = [*(marker.start() for marker in markers[1:]), len(text)]
+        marked = [_marked(marker, text[marker.end() : end]) for marker, end in zip(markers, ends, strict=True)]
         candidates = [number for segment in marked for number in _committed(segment)]
         return candidates[0] if candidates and all(number == candidates[0] for number in candidates) else None
     last_two = list(_NUMBER.finditer(text))[-2:]
@@ -84,9 +85,9 @@ def answer_part(text: str) -> str:
     return "" if "<think>" in rest else rest
 
 
-def _after_marker(text: str, marker: re.Match[str]) -> str:
-    """What the marker marks: up to its closing bracket or tag, or to the end of the line or of the reason given for it."""
-    rest = text[marker.end() :]
+def _marked(marker: re.Match[str], rest: str) -> str:
+    """What the marker marks of the text up to the next marker: up to its closing bracket or tag, or to the end of the line or of the
+    reason given for it."""
     if marker.group().endswith("{"):
         return _bracketed(rest).rpartition("=")[2]
     if marker.group().lower() == "<answer>":

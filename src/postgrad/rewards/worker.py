@@ -66,8 +66,10 @@ class RewardWorker:
             self._restart()
         try:
             outcomes: list[Outcome] = self._ask(("call", function, list(rows), mode, deadline_s), wall_s)
-        except WorkerDied:
+        except WorkerDied as error:
             self.kill()
+            if error.kind == "timeout":
+                raise WorkerDied("timeout", f"took longer than its deadline of {deadline_s:g} s") from None
             raise
         if any(outcome[0] == "failed" and outcome[1] == "memory" for outcome in outcomes):
             self.kill()
@@ -134,7 +136,7 @@ class RewardWorker:
         while len(received) < size:
             left = end - time.monotonic()
             if left <= 0:
-                raise WorkerDied("timeout", f"took longer than its deadline of {seconds:g} s")
+                raise WorkerDied("timeout", f"no answer within {seconds:g} s")
             if not poll.poll(1000 * min(left, 0.2)):
                 if self._process.poll() is not None:  # a grandchild may keep the pipe open after the process is gone
                     raise WorkerDied("crash", self._cause())

@@ -23,20 +23,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from postgrad.errors import DataError, RunError
-from postgrad.protocols import Completion, InfrastructureError, SampleKey, Sampler, SamplingParams, TurnRequest
+from postgrad.protocols import Completion, Finish, InfrastructureError, SampleKey, Sampler, SamplingParams, TurnRequest
 from postgrad.rollout.execute import ToolLimits, execute, refuse
 from postgrad.rollout.pool import Expired, Job, run_lanes
 from postgrad.rollout.results import ErrorKind, exception_text
 from postgrad.rollout.state import (
     CallTools,
-    Done,
     RolloutConfig,
     Rules,
     State,
     Turn,
     after_results,
     after_turn,
-    allowance,
     finished,
     numbered,
     room,
@@ -189,17 +187,17 @@ class _Loop:
 
     def _request(self, state: State) -> TurnRequest:
         key = SampleKey(self.seed, self.step, state.index, state.sample)
-        return TurnRequest(key, state.turns, state.context, allowance(state, self.config))
+        return TurnRequest(key, state.turns, state.context, min(self.config.max_tokens, room(state, self.config)))
 
     def _turn(self, state: State, request: TurnRequest, completion: Completion) -> Turn:
         _check_completion(state, request, completion)
         if state.prompt.raw_text is not None:
-            return Turn(completion, Message("assistant", self.chat.decode(completion.token_ids)), (), request.max_tokens)
+            return Turn(completion, Message("assistant", self.chat.decode(completion.token_ids)), ())
         parsed = self.chat.parse(completion.token_ids)
         if not self.toolbox and parsed.calls:  # nobody offered tools: what looks like a call is text
-            return Turn(completion, Message("assistant", self.chat.decode(completion.token_ids)), (), request.max_tokens)
+            return Turn(completion, Message("assistant", self.chat.decode(completion.token_ids)), ())
         message, calls = numbered(parsed.message, parsed.calls, start=len(state.tool_results))
-        return Turn(completion, message, calls, request.max_tokens)
+        return Turn(completion, message, calls)
 
     def _write(self, state: State, turn: Turn) -> State:
         """Append the turn. When it is the last one, calls that could never run are still counted."""
@@ -207,11 +205,11 @@ class _Loop:
         written = write_turn(state, turn, self.rules)
         if isinstance(decision, CallTools):
             return written
-        refusals = () if decision == Done(StopReason.TURN_TOKENS) or decision == Done(StopReason.TOTAL_TOKENS) else self._refusals(turn)
+        refusals = () if turn.completion.finish is Finish.LENGTH else self._refusals(turn)
         return replace(written, stop=decision.stop, tool_results=written.tool_results + refusals)
 
     def _refusals(self, turn: Turn) -> tuple[ToolResult, ...]:
-        refused = (refuse(item, self.toolbox.by_name) for item in turn.calls)
+        refused = (refuse(item, self.toolbox.by_name, self.limits) for item in turn.calls)
         return tuple(result for result in refused if result is not None)
 
     def _execute(self, pending: Mapping[int, Turn]) -> dict[int, tuple[ToolResult, ...]]:
@@ -223,35 +221,46 @@ class _Loop:
         """The rollout with the results of its calls. `before` is the rollout before the turn."""
         failed = [result.content for result in results if result.error == ErrorKind.INFRASTRUCTURE]
         if failed:
-            again = self.begin(state.index, state.sample, infrastructure_errors=before.infrastructure_errors)
-            spoiled = _spoiled(again, failed[0].removeprefix("error: "))
-            return (
-                spoiled if spoiled.stop is None else replace(before, stop=spoiled.stop, infrastructure_errors=spoiled.infrastructure_errors)
-            )
+            return self._again(before, failed[0].removeprefix("error: "))
         state = replace(state, tool_results=state.tool_results + results)
         stop = after_results(state, results, self.rules)
         return self._append(before, state, turn, results) if stop is None else replace(state, stop=stop)
 
+    def _again(self, before: State, text: str) -> State:
+        """A tool's infrastructure failed: the rollout begins again (its environments are in an unknown state), or ends as it was."""
+        spoiled = _spoiled(before, text)
+        if spoiled.stop is not None:
+            return spoiled
+        return self.begin(before.index, before.sample, infrastructure_errors=spoiled.infrastructure_errors)
+
     def _append(self, before: State, state: State, turn: Turn, results: tuple[ToolResult, ...]) -> State:
         """Let the model read the results: TOOL tokens, cut where the token budget ends."""
         answers = tuple(_tool_message(result) for result in results)
-        glue = self.chat.glue(before.history, turn.message, answers, turn.completion.token_ids, self.toolbox.specs)
-        left = room(state, self.config, otherwise=len(glue) + 1)
-        kept = tuple(glue[:left])
-        rendered = tuple(self.chat.prompt_ids((*state.history, *answers), self.toolbox.specs))
+        glue = tuple(self.chat.glue(before.history, turn.message, answers, turn.completion.token_ids, self.toolbox.specs))
+        state = replace(state, history=state.history + answers, messages=state.messages + answers)
+        rendered = tuple(self.chat.prompt_ids(state.history, self.toolbox.specs))
         rewritten = self._rewritten((*before.history, turn.message), rendered)
-        state = replace(
-            state,
-            history=state.history + answers,
-            messages=state.messages + answers,
-            completion=state.completion + kept,
-            rewrites=state.rewrites + rewritten,
-        )
-        if len(glue) >= left:
-            return replace(state, segments=(*state.segments, *_tool_segment(kept)), stop=StopReason.TOTAL_TOKENS)
+        state = replace(state, rewrites=state.rewrites + rewritten)
         if rewritten and self.config.history == "fork":
-            return replace(state, forks=(*state.forks, state.segments), segments=(Segment(Source.PROMPT, rendered),))
-        return replace(state, segments=(*state.segments, *_tool_segment(kept)))
+            return self._fork(state, glue, rendered)
+        return self._extend(state, glue)
+
+    def _extend(self, state: State, glue: tuple[int, ...]) -> State:
+        left = room(state, self.config)
+        kept = glue[:left]
+        segments = (*state.segments, Segment(Source.TOOL, kept)) if kept else state.segments
+        stop = StopReason.TOTAL_TOKENS if len(glue) >= left else None
+        return replace(state, segments=segments, completion=state.completion + kept, stop=stop)
+
+    def _fork(self, state: State, glue: tuple[int, ...], rendered: tuple[int, ...]) -> State:
+        """A new row that starts with what the template renders. Where it would not fit, the rollout ends with the row it has."""
+        forked = replace(
+            state,
+            forks=(*state.forks, state.segments),
+            segments=(Segment(Source.PROMPT, rendered),),
+            completion=state.completion + glue,
+        )
+        return forked if room(forked, self.config) > 0 else replace(self._extend(state, glue), stop=StopReason.TOTAL_TOKENS)
 
     def _rewritten(self, history: Sequence[Message], rendered: Sequence[int]) -> bool:
         """True when the template, rendering the next prompt, no longer starts with what it printed while the last turn was the last.
@@ -268,6 +277,14 @@ class _Loop:
     # ---- before and after
 
     def _prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        ids = self._encoded(prompt)
+        limit = self.config.max_context_tokens
+        if limit is not None and len(ids) >= limit:
+            what = f"the prompt has {len(ids)} tokens, the model takes {limit} and would have none left to write"
+            raise DataError(what, where=prompt.row, hint="shorten the prompt, or drop long ones with data.max_length")
+        return ids
+
+    def _encoded(self, prompt: Prompt) -> tuple[int, ...]:
         if prompt.raw_text is None:
             return tuple(self.chat.prompt_ids(prompt.messages, self.toolbox.specs))
         if self.toolbox:
@@ -341,10 +358,6 @@ def _with_observation(messages: tuple[Message, ...], observation: str) -> tuple[
 def _tool_message(result: ToolResult) -> Message:
     call = result.call
     return Message("tool", result.content, tool_call_id=call.id if call else "", name=call.name if call else "")
-
-
-def _tool_segment(token_ids: tuple[int, ...]) -> tuple[Segment, ...]:
-    return (Segment(Source.TOOL, token_ids),) if token_ids else ()
 
 
 def _progress(rounds: int, states: Sequence[State]) -> Progress:

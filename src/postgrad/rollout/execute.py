@@ -39,13 +39,13 @@ class _Answer:
     error: str = ""
 
 
-def refuse(item: Call, tools: Mapping[str, object]) -> ToolResult | None:
+def refuse(item: Call, tools: Mapping[str, object], limits: ToolLimits) -> ToolResult | None:
     """The error for text that is no call, or for a call of a tool that does not exist; None for a call that can be tried."""
     if isinstance(item, MalformedCall):
-        return ToolResult(None, f"error: {item.error}", ErrorKind.MALFORMED)
+        return _short(ToolResult(None, f"error: {item.error}", ErrorKind.MALFORMED), limits)
     if item.name not in tools:
-        names = ", ".join(tools) or "none"
-        return ToolResult(item, f"error: no tool is called {item.name!r}; the tools are: {names}", ErrorKind.UNKNOWN_TOOL)
+        text = f"error: no tool is called {item.name!r}; the tools are: {', '.join(tools) or 'none'}"
+        return _short(ToolResult(item, text, ErrorKind.UNKNOWN_TOOL), limits)
     return None
 
 
@@ -55,9 +55,9 @@ def execute(turns: Sequence[tuple[ToolSession, Sequence[Call]]], limits: ToolLim
     results: dict[tuple[int, int], ToolResult] = {}
     for row, (session, calls) in enumerate(turns):
         for column, item in enumerate(calls):
-            refusal = refuse(item, session.tools)
+            refusal = refuse(item, session.tools, limits)
             if refusal is not None:
-                results[row, column] = _short(refusal, limits)
+                results[row, column] = refusal
             elif isinstance(item, ToolCall):
                 lock = session.tools[item.name].lock
                 lane = (row, column) if lock is None else (-1, id(lock))

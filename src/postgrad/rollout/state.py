@@ -10,6 +10,7 @@ Every `StopReason` but TOTAL_TOKENS inside a tool result (`agent.append`) and IN
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -27,6 +28,7 @@ class RolloutConfig:
     group_size:         samples per prompt (G).
     max_tokens:         tokens the model may write in one turn.
     max_total_tokens:   tokens of the whole rollout after its prompt, tool results and glue included; None = only the turns' limits.
+    max_context_tokens: tokens of a row in all, prompt included: what the model has positions for; None = not known.
     max_turns:          turns the model may write. The calls of the last one are not executed, unless it calls a terminal tool.
     max_invalid_turns:  consecutive turns with only malformed or unknown calls that end the rollout.
     tool_deadline_s:    seconds one call may take (`@tool(deadline_s=...)` overrides it); also for the reset and close of environments.
@@ -39,6 +41,7 @@ class RolloutConfig:
     group_size: int
     max_tokens: int
     max_total_tokens: int | None = None
+    max_context_tokens: int | None = None
     max_turns: int = 8
     max_invalid_turns: int = 3
     tool_deadline_s: float = 5.0
@@ -50,8 +53,9 @@ class RolloutConfig:
         for name in ("group_size", "max_tokens", "max_turns", "max_invalid_turns", "tool_deadline_s", "max_output_chars", "tool_workers"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.max_total_tokens is not None and self.max_total_tokens < 1:
-            raise ValueError(f"max_total_tokens must be positive, got {self.max_total_tokens}")
+        for name in ("max_total_tokens", "max_context_tokens"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +90,11 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One sampled turn, read: `allowed` is the number of tokens the sampler was allowed to write."""
+    """One sampled turn, and what the chat format reads in it."""
 
     completion: Completion
     message: Message
     calls: tuple[Call, ...]
-    allowed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,21 +116,26 @@ class Rules:
     terminal: frozenset[str] = frozenset()
 
 
-def allowance(state: State, config: RolloutConfig) -> int:
-    """Tokens the model may write in its next turn."""
-    return min(config.max_tokens, room(state, config, otherwise=config.max_tokens))
+_UNLIMITED = sys.maxsize
 
 
-def room(state: State, config: RolloutConfig, *, otherwise: int) -> int:
-    """Tokens left of the rollout's budget; `otherwise` without a budget."""
-    return otherwise if config.max_total_tokens is None else config.max_total_tokens - len(state.completion)
+def _budget(state: State, config: RolloutConfig) -> int:
+    """Tokens left of the rollout's own budget."""
+    return _UNLIMITED if config.max_total_tokens is None else config.max_total_tokens - len(state.completion)
+
+
+def room(state: State, config: RolloutConfig) -> int:
+    """Tokens that the current row can still take: what is left of the budget and of the model's positions."""
+    positions = _UNLIMITED if config.max_context_tokens is None else config.max_context_tokens - len(state.context)
+    return min(_budget(state, config), positions)
 
 
 def after_turn(state: State, turn: Turn, rules: Rules) -> Done | CallTools:
     """Decide from a sampled turn, in this order. `state` is the rollout before the turn."""
     config = rules.config
     if turn.completion.finish is Finish.LENGTH:  # cut: a call in it may look whole and still not be what the model meant to write
-        return Done(StopReason.TURN_TOKENS if turn.allowed == config.max_tokens else StopReason.TOTAL_TOKENS)
+        full = len(turn.completion.token_ids) >= config.max_tokens
+        return Done(StopReason.TURN_TOKENS if full else StopReason.TOTAL_TOKENS)
     if not turn.calls:
         return Done(StopReason.STOP_STRING if turn.completion.finish is Finish.STOP_STRING else StopReason.END)
     if not _names(turn.calls) & rules.tools and state.invalid_turns + 1 >= config.max_invalid_turns:

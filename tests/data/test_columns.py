@@ -1,0 +1,95 @@
+"""Formats found by column names, and the map that makes other rows fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from postgrad.data import rows_from
+from postgrad.errors import DataError, RecipeError
+
+MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "format"),
+    [
+        ({"messages": MESSAGES}, "messages"),
+        ({"conversations": [], "tools": "[]"}, "messages"),
+        ({"prompt": "a", "completion": "b"}, "prompt+completion"),
+        ({"prompt": "a", "answer": "b"}, "prompt"),
+    ],
+)
+def test_formats_are_found_by_column_names(row, format):
+    assert rows_from([row]).format == format
+
+
+def test_two_formats_in_one_file_are_an_error_with_counts_and_place():
+    rows = [{"messages": MESSAGES}] * 3 + [{"prompt": "a"}] * 2
+    with pytest.raises(DataError, match=r"messages \(3 rows\) and prompt \(2 rows\)") as error:
+        rows_from(rows, name="f")
+    assert error.value.where == "f:4"
+
+
+def test_unknown_columns_are_listed_with_a_map_to_copy():
+    with pytest.raises(DataError, match="columns found: input, instruction, output") as error:
+        rows_from([{"instruction": "a", "input": "", "output": "b"}])
+    assert "{user: [instruction, input], assistant: output}" in str(error.value.hint)
+
+
+def test_preference_pairs_are_not_taken_for_conversations():
+    with pytest.raises(DataError) as error:
+        rows_from([{"conversations": MESSAGES, "chosen": {}, "rejected": {}}])
+    assert "preference pairs" in str(error.value.hint)
+
+
+def test_roles_make_messages_and_empty_parts_are_left_out():
+    columns = {"system": "persona", "user": ["instruction", "input"], "assistant": "output"}
+    rows = rows_from(
+        [
+            {"instruction": "Add.", "input": "1 2", "output": "3", "persona": "kind", "id": 7},
+            {"instruction": "Say hi.", "input": "", "output": "hi", "persona": None, "id": 8},
+        ],
+        columns=columns,
+    )
+    assert rows.format == "messages"
+    assert rows.rows[0].fields == {
+        "id": 7,
+        "messages": [
+            {"role": "system", "content": "kind"},
+            {"role": "user", "content": "Add.\n\n1 2"},
+            {"role": "assistant", "content": "3"},
+        ],
+    }
+    assert rows.rows[1].fields["messages"][0] == {"role": "user", "content": "Say hi."}
+
+
+def test_a_prompt_column_leaves_the_others_to_the_rewards():
+    row = rows_from([{"question": "2+2?", "answer": "4"}], columns={"prompt": "question"}).rows[0]
+    assert row.fields == {"prompt": "2+2?", "answer": "4"}
+
+
+def test_roles_without_an_answer_make_a_prompt():
+    rows = rows_from([{"q": "2+2?", "answer": "4"}], columns={"user": "q"})
+    assert rows.format == "prompt"
+    assert rows.rows[0].fields == {"prompt": [{"role": "user", "content": "2+2?"}], "answer": "4"}
+
+
+def test_a_mapped_column_that_no_row_has_lists_what_is_there():
+    with pytest.raises(DataError, match="no row has the column 'qestion'") as error:
+        rows_from([{"question": "a"}], columns={"prompt": "qestion"})
+    assert "question" in str(error.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"promt": "q"}, "unknown field 'promt'"),
+        ({"prompt": 3}, "takes a column name"),
+        ({"prompt": []}, "takes a column name"),
+        ({"prompt": "q", "user": "q"}, "mixes prompt/completion and roles"),
+        ({"assistant": "a"}, "without a question"),
+    ],
+)
+def test_a_map_that_means_nothing_is_a_recipe_error(columns, message):
+    with pytest.raises(RecipeError, match=message):
+        rows_from([{"q": "a", "a": "b"}], columns=columns)

@@ -1,0 +1,173 @@
+"""Reading files: what is accepted, what is a rejected row with file:line, what stops with an error."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from postgrad.data import load_rows, rows_from
+from postgrad.errors import DataError
+
+GOOD = '{"prompt": "a", "completion": "b"}'
+
+
+@pytest.fixture
+def write(tmp_path):
+    def make(name: str, content: str | bytes) -> str:
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return str(path)
+
+    return make
+
+
+def test_jsonl_rows_keep_their_line(write):
+    rows = load_rows(write("a.jsonl", f"{GOOD}\n\n{GOOD}\n"))
+    assert [row.name for row in rows.rows] == ["a.jsonl:1", "a.jsonl:3"]
+    assert rows.format == "prompt+completion"
+
+
+def test_byte_order_mark_and_crlf_change_nothing(write):
+    clean = load_rows(write("a.jsonl", f"{GOOD}\n{GOOD}\n"))
+    odd = load_rows(write("a.jsonl", b"\xef\xbb\xbf" + f"{GOOD}\r\n{GOOD}\r\n".encode()))
+    assert odd == clean
+    array = load_rows(write("a.json", f"[{GOOD}]"))
+    assert load_rows(write("a.json", b"\xef\xbb\xbf" + f"[{GOOD}]\r\n".encode())) == array
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"prompt": "a", ', "broken JSON"),
+        (b'{"prompt": "\xff"}', "not UTF-8"),
+        (b'{"prompt": "a\x00"}', "broken JSON"),
+        (b'{"prompt": "\\ud800"}', "surrogates"),
+        (b'{"prompt": NaN}', "NaN is not a JSON value"),
+        (b"[1]", "a row is a JSON object, not list"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_bad_line_is_rejected_with_its_place_and_counted(write, line, reason):
+    path = write("a.jsonl", GOOD.encode() + b"\n" + line + b"\n" + GOOD.encode())
+    with pytest.raises(DataError, match=r"data\.max_bad is 0") as error:
+        load_rows(path)
+    assert error.value.where == "a.jsonl:2"
+    assert reason in error.value.what
+    rows = load_rows(path, max_bad=1)
+    assert [row.name for row in rows.rows] == ["a.jsonl:1", "a.jsonl:3"]
+    assert len(rows.rejected) == 1
+    assert len(rows) == 3
+
+
+def test_an_emoji_written_as_two_escapes_is_no_lone_surrogate(write):
+    rows = load_rows(write("a.jsonl", '{"prompt": "\\ud83d\\ude00"}'))
+    assert rows.rows[0].fields["prompt"] == "\U0001f600"
+
+
+def test_rows_of_a_json_list_know_the_line_they_start_on(write):
+    rows = load_rows(write("a.json", json.dumps([json.loads(GOOD)] * 3, indent=1)))
+    assert [row.name for row in rows.rows] == ["a.json:2", "a.json:6", "a.json:10"]
+
+
+def test_json_lines_in_a_json_file_are_read_as_lines(write):
+    assert [row.name for row in load_rows(write("a.json", f"{GOOD}\n{GOOD}\n")).rows] == ["a.json:1", "a.json:2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", '[{"prompt": "a"},\n{"prompt": }]', "broken JSON"),
+        ("a.json", '[{"prompt": "a"}', "expected , or ]"),
+        ("a.json", '{"rows": []}', "expected a JSON list"),
+        ("a.json", "[]", "holds no rows"),
+        ("a.jsonl", "", "holds no rows"),
+        ("a.jsonl", "\n\n", "holds no rows"),
+        ("a.parquet", "not parquet", "not a readable parquet file"),
+        ("a.txt", "hello", "cannot read .txt"),
+        ("a.csv", 'prompt,completion\n"a,b\n', "broken CSV"),
+        ("a.csv", "prompt,completion\n", "holds no rows"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_a_data_error_with_its_name(write, name, content, message):
+    with pytest.raises(DataError, match=message) as error:
+        load_rows(write(name, content))
+    assert name in str(error.value.where)
+    assert error.value.hint
+
+
+def test_broken_json_in_a_list_names_its_line(write):
+    with pytest.raises(DataError) as error:
+        load_rows(write("a.json", '[{"prompt": "a"},\n{"prompt": }]'))
+    assert error.value.where == "a.json:2"
+
+
+def test_csv_rows_and_ragged_rows(write):
+    rows = load_rows(write("a.csv", 'prompt,completion\n"a, b",c\nd\n'), max_bad=1)
+    assert rows.rows[0].fields == {"prompt": "a, b", "completion": "c"}
+    assert rows.rejected[0].name == "a.csv:3"
+
+
+def test_a_missing_file_names_the_nearest(write, tmp_path):
+    write("train.jsonl", GOOD)
+    with pytest.raises(DataError, match="no such file") as error:
+        load_rows(tmp_path / "trian.jsonl")
+    assert "train.jsonl" in str(error.value.hint)
+
+
+def test_a_folder_is_no_file(write, tmp_path):
+    write("train.jsonl", GOOD)
+    with pytest.raises(DataError, match="a folder") as error:
+        load_rows(tmp_path)
+    assert "train.jsonl" in str(error.value.hint)
+
+
+def test_parquet_rows_equal_jsonl_rows(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([json.loads(GOOD)] * 2), tmp_path / "a.parquet")
+    rows = load_rows(tmp_path / "a.parquet")
+    assert [(row.name, row.fields) for row in rows.rows] == [("a.parquet:1", json.loads(GOOD)), ("a.parquet:2", json.loads(GOOD))]
+
+
+def test_a_cut_off_parquet_file_is_a_data_error(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([json.loads(GOOD)] * 100), path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match="not a readable parquet file"):
+        load_rows(path)
+
+
+def test_a_hub_id_without_network_fails_within_seconds(monkeypatch, tmp_path):
+    import time
+
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("postgrad.data.hub._reach", lambda name: "ConnectError: refused")
+    start = time.monotonic()
+    with pytest.raises(DataError, match="neither reachable on the hub") as error:
+        load_rows("nobody/nothing-of-this-name")
+    assert time.monotonic() - start < 10
+    assert error.value.where == "nobody/nothing-of-this-name"
+    assert ".jsonl" in str(error.value.hint)
+
+
+def test_the_hub_is_given_up_on_when_it_does_not_answer(monkeypatch):
+    import threading
+
+    import huggingface_hub
+
+    from postgrad.data import hub
+
+    release = threading.Event()
+    monkeypatch.setattr(hub, "_SECONDS", 0.2)
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: type("Api", (), {"dataset_info": lambda self, name, timeout: release.wait(20)})())
+    assert "no answer" in hub._reach("a/b")
+    release.set()
+
+
+def test_rows_from_memory_are_numbered():
+    assert [row.name for row in rows_from([{"prompt": "a"}] * 2, name="toy").rows] == ["toy:1", "toy:2"]

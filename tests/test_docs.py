@@ -1,0 +1,96 @@
+"""Every example in the documentation is executed, and generated pages are up to date."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from postgrad.train.metrics import docs_page
+from postgrad.train.recipe import GRPORecipe, SFTRecipe
+from postgrad.train.recipe_file import load_recipe
+
+ROOT = Path(__file__).parent.parent
+READMES = ["README.md", "README.zh-CN.md"]
+
+
+def blocks(name: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_recipes_in_the_readme_are_valid(name, tmp_path):
+    kinds = []
+    for text in blocks(name, "yaml"):
+        (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
+        kinds.append(type(load_recipe(tmp_path / "recipe.yaml").recipe))
+    assert kinds == [SFTRecipe, GRPORecipe]
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_tool_and_reward_in_the_readme_work(name, tmp_path):
+    from postgrad.rewards.load import load_rewards
+    from postgrad.rollout import load_tools
+
+    for text in blocks(name, "python"):
+        file = re.match(r"# (\w+\.py)\n", text)
+        assert file is not None
+        (tmp_path / file[1]).write_text(text, encoding="utf-8")
+    assert load_tools(["tools.py:calculator"], tmp_path).specs[0].parameters["required"] == ["expression"]
+    (reward,) = load_rewards([{"use": "rewards.py:called"}], tmp_path)
+    assert reward.range == (0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.real_model
+def test_commands_in_the_readme_run(tmp_path):
+    commands = [line.split("#")[0] for block in blocks("README.md", "") for line in block.splitlines() if line.startswith("postgrad ")]
+    assert len(commands) >= 4
+    for command in commands:
+        arguments = shlex.split(command)
+        if arguments[1] == "train" and "--dry-run" not in arguments:
+            arguments.append("max_steps=2")
+        done = subprocess.run(
+            [sys.executable, "-m", *arguments], cwd=tmp_path, input="Where is my parcel?\n", capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (command, done.stderr)
+
+
+def test_both_readmes_show_the_same_commands():
+    english, chinese = (re.findall(r"^(?:make|postgrad) [^#\n]*", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE) for name in READMES)
+    assert [command.strip() for command in english] == [command.strip() for command in chinese]
+
+
+def test_links_in_the_docs_lead_somewhere():
+    for page in [ROOT / name for name in READMES] + sorted((ROOT / "docs").rglob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), (page.name, target)
+
+
+def test_metrics_page_is_generated_from_the_registry():
+    assert (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8") == docs_page()
+
+
+def test_version_is_in_the_changelog():
+    from postgrad import __version__
+
+    assert re.search(rf"^## (Unreleased|{re.escape(__version__)})", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_gsm8k_rows_fit_the_recipe_of_the_readme(shared_data, tmp_path):
+    """The README's column map turns the file, as people have it, into prompts with the gold answer for the reward."""
+    from postgrad.data import load_rows
+    from postgrad.rewards.library import gold_number
+
+    (tmp_path / "recipe.yaml").write_text(blocks("README.md", "yaml")[1], encoding="utf-8")
+    recipe = load_recipe(tmp_path / "recipe.yaml").recipe
+    assert isinstance(recipe, GRPORecipe)
+    rows = load_rows(shared_data / "gsm8k_test_first660.jsonl", columns=recipe.data.columns)
+    raw = [json.loads(line) for line in (shared_data / "gsm8k_test_first660.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == len(raw)
+    assert all(gold_number(row["answer"]) is not None for row in raw)
