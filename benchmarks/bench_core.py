@@ -117,9 +117,8 @@ def main() -> None:
                 seconds[name].append(time.perf_counter() - started)
     print(f"{arguments.workload} {arguments.dtype}: {len(rows)} rows, {sum(len(row.token_ids) for row in rows)} tokens, {total} trained")
     for name in ways:
-        print(
-            f"{name:7} loss {losses[name]:.5f}  {statistics.median(seconds[name]):6.2f} s {[round(s, 2) for s in seconds[name]]}  {memory[name]:6.0f} MB"
-        )
+        times = sorted(seconds[name])
+        print(f"{name:7} loss {losses[name]:.5f}  {statistics.median(times):6.2f} s (from {times[0]:.2f})  {memory[name]:6.0f} MB")
     if len(ways) == 2:
         ratio = statistics.median(seconds["stock"]) / statistics.median(seconds["packed"])
         print(f"{ratio:.2f} times faster, memory divided by {memory['stock'] / memory['packed']:.1f}")

@@ -234,6 +234,8 @@ def test_a_template_that_drops_earlier_thinking_is_detected():
     thought = Message("assistant", "4", reasoning="easy")
     with pytest.raises(TemplateRewritesHistory, match="earlier turns"):
         format.conversation([USER, thought, AGAIN, MORE])
+    with pytest.raises(TemplateRewritesHistory):
+        format.conversation([USER, thought, AGAIN])
     assert answers(format, format.last_turn([USER, thought])) == ["<think>\neasy\n</think>\n\n4<|im_end|>"]
 
 

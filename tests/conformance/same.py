@@ -132,8 +132,11 @@ def plain_logprobs(model: nn.Module, ids: Sequence[int], temperature: float) -> 
 class RecordingEngine(LocalEngine):
     """The engine, except that an optimizer step records the gradients and moves the weights by `move` instead of by AdamW."""
 
-    def __init__(self, model: nn.Module, *, move: Callable[[nn.Module], None] = lambda model: None, **options: Any) -> None:
-        super().__init__(model, **options)
+    def __init__(
+        self, model: nn.Module, *, packed: bool = True, move: Callable[[nn.Module], None] = lambda model: None, **options: Any
+    ) -> None:
+        super().__init__(model, max_grad_norm=None, **options)
+        assert (self.refusal_to_pack(model) is None) is packed, "the fallback to padding would hide a fault of the packed path"
         self.move, self.gradients, self.micro_batches = move, [], 0
 
     def forward_backward(self, rows: Sequence[TrainRow], loss: LossFunction, *, temperature: float = 1.0) -> BackwardResult:
@@ -152,6 +155,8 @@ class RecordingEngine(LocalEngine):
 
 @dataclass(frozen=True)
 class FrozenReference:
+    """Another model as the reference."""
+
     model: nn.Module
 
     @contextmanager
@@ -197,9 +202,14 @@ def grpo_steps(
     length: int = 64,
     reference: nn.Module | None = None,
     tokens_per_micro_batch: int = 60,
+    minibatches: int = 1,
+    packed: bool = True,
     move: Callable[[nn.Module], None] = lambda model: None,
 ) -> list[Step]:
-    """The first `steps` optimizer steps on one rollout batch. `loss` is the recipe's section of that name."""
+    """The first `steps` optimizer steps on one rollout batch. `loss` is the recipe's section of that name.
+
+    packed: whether the model is one that can be packed, that is, computed without padding and with shared prompts.
+    """
     recipe = GRPORecipe.model_validate(
         {
             "method": "grpo",
@@ -207,7 +217,12 @@ def grpo_steps(
             "run_dir": "unused",
             "max_steps": steps,
             "data": {"train": "given.jsonl", "shuffle": False},
-            "batch": {"prompts": len(batch.groups), "epochs": steps, "tokens_per_micro_batch": tokens_per_micro_batch},
+            "batch": {
+                "prompts": len(batch.groups),
+                "minibatches": minibatches,
+                "epochs": steps // minibatches,
+                "tokens_per_micro_batch": tokens_per_micro_batch,
+            },
             "rollout": {"group_size": batch.group_size, "temperature": temperature, "max_total_tokens": length},
             "rewards": [{"use": "given.py:reward"}],
             "loss": loss,
@@ -217,7 +232,7 @@ def grpo_steps(
         model,
         reference=None if reference is None else FrozenReference(reference),
         tokens_per_micro_batch=tokens_per_micro_batch,
-        max_grad_norm=None,
+        packed=packed,
         move=move,
     )
     given: Any = dict.fromkeys(("policy", "params", "toolbox", "rollout"))
@@ -231,7 +246,7 @@ def grpo_steps(
     return [Step(values["loss"], gradients, values) for values, gradients in zip(metrics, engine.gradients, strict=True)]
 
 
-def sft_step(model: nn.Module, rows: Sequence[TrainRow], *, tokens_per_micro_batch: int = 60) -> Step:
+def sft_step(model: nn.Module, rows: Sequence[TrainRow], *, tokens_per_micro_batch: int = 60, packed: bool = True) -> Step:
     """One optimizer step over all rows."""
     recipe = SFTRecipe.model_validate(
         {
@@ -243,7 +258,7 @@ def sft_step(model: nn.Module, rows: Sequence[TrainRow], *, tokens_per_micro_bat
             "batch": {"rows": len(rows), "tokens_per_micro_batch": tokens_per_micro_batch},
         }
     )
-    engine = RecordingEngine(model, tokens_per_micro_batch=tokens_per_micro_batch, max_grad_norm=None)
+    engine = RecordingEngine(model, tokens_per_micro_batch=tokens_per_micro_batch, packed=packed)
     metrics = SFT(recipe, None, engine, rows, []).step(1)  # type: ignore[arg-type]
     assert engine.micro_batches > len(engine.gradients), "the batch should not fit one micro-batch"
     return Step(metrics["loss"], engine.gradients[0], metrics)

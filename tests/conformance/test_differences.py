@@ -110,6 +110,20 @@ def test_bnpo_divides_by_the_whole_batchs_tokens(tmp_path: Path) -> None:
     assert same.largest_difference(accumulated.gradients, ours.gradients) > 0.02
 
 
+def test_dapo_divides_each_optimizer_step_by_its_own_tokens(tmp_path: Path) -> None:
+    """Several optimizer steps on one rollout batch: TRL divides each by the batch's mean number of tokens, so its steps add up to the
+    gradient of the whole batch and weigh as many tokens as they happen to hold. Here every step is a mean over its own tokens."""
+    policy = tiny_model()
+    batch = same.batch_of_rollouts(policy)
+    count = len(batch.groups)
+    split = {"per_device_train_batch_size": batch.group_size, "steps_per_generation": count, "num_iterations": 1}
+    theirs = trl_side.grpo_steps(copy.deepcopy(policy), batch, tmp_path, steps=count, loss_type="dapo", **split)
+    (whole,) = same.grpo_steps(copy.deepcopy(policy), batch, {"preset": "bnpo"})
+    ours = same.grpo_steps(copy.deepcopy(policy), batch, {"preset": "bnpo"}, steps=count, minibatches=count, tokens_per_micro_batch=30)
+    same.assert_same_gradients(_scaled(whole.gradients, count), _total(theirs))
+    assert same.largest_difference(_total(ours), _total(theirs)) > 0.1
+
+
 def test_masked_rollouts_are_not_in_the_mean_over_sequences(tmp_path: Path) -> None:
     """`mask_truncated` takes rollouts out of numerator and denominator. TRL's `grpo` loss still divides by all of them."""
     cut = frozenset({1, 4, 6})
@@ -180,6 +194,10 @@ def test_rloo_off_policy_is_plain_reinforce_where_trl_clips_sequence_ratios(tmp_
 
 
 # helpers ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _total(steps: list[same.Step]) -> dict[str, Tensor]:
+    return {name: sum((step.gradients[name] for step in steps), start=torch.zeros(())) for name in steps[0].gradients}
 
 
 def _scaled(gradients: dict[str, Tensor], factor: float) -> dict[str, Tensor]:

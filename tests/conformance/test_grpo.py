@@ -119,6 +119,30 @@ def test_gradient_accumulation_and_token_budgets_change_nothing(name: str, accum
         _assert_agree(our_steps, trl_steps)
 
 
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo"])
+def test_minibatches_are_optimizer_steps_over_whole_groups(name: str, tmp_path: Path) -> None:
+    theirs, ours = LOSSES[name]
+    policy = tiny_model()
+    batch = same.batch_of_rollouts(policy)
+    count = len(batch.groups)
+    steps = same.grpo_steps(copy.deepcopy(policy), batch, ours, steps=count, minibatches=count, length=LENGTH, tokens_per_micro_batch=30)
+    for number, (group, step) in enumerate(zip(batch.groups, steps, strict=True)):
+        part = same.Batch((group,), batch.rewards[number * batch.group_size : (number + 1) * batch.group_size])
+        (trl_step,) = trl_side.grpo_steps(copy.deepcopy(policy), part, tmp_path, **theirs)
+        same.assert_same_step(step, trl_step)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo"])
+def test_a_model_that_cannot_be_packed(name: str, tmp_path: Path) -> None:
+    """Attention over a window of the last tokens: postgrad falls back to padded batches."""
+    theirs, ours = LOSSES[name]
+    policy = tiny_model("qwen2", use_sliding_window=True, sliding_window=4, layer_types=["sliding_attention", "full_attention"])
+    batch = same.batch_of_rollouts(policy)
+    shared: dict[str, Any] = {"steps": 2, "move": same.drift(0.02)}
+    trl_steps = trl_side.grpo_steps(copy.deepcopy(policy), batch, tmp_path, **shared, **theirs)
+    _assert_agree(same.grpo_steps(copy.deepcopy(policy), batch, ours, packed=False, **shared), trl_steps)
+
+
 @pytest.mark.parametrize("name", ["grpo", "dapo", "cispo"])
 def test_old_logprobs_measured_by_the_policy(name: str, tmp_path: Path) -> None:
     theirs, ours = LOSSES[name]

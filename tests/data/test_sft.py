@@ -227,6 +227,10 @@ def test_under_cut_the_shortest_needs_its_prompt_and_one_token():
         prepare(*[SHORT] * 3, max_length=16, overlong="cut")
     needed = int(error.value.what.rsplit(" ", 1)[1])
     assert prepare(*[SHORT] * 3, max_length=needed, overlong="cut").rows[0].trained_tokens == 1
+    with pytest.raises(
+        DataError, match=rf"3 of 3 rows have no completion token inside max_length={needed - 1}; the shortest needs {needed}"
+    ):
+        prepare(*[SHORT] * 3, max_length=needed - 1, overlong="cut")
 
 
 def test_mostly_cut_data_is_an_error():

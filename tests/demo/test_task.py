@@ -162,3 +162,10 @@ def test_the_shipped_files_are_the_ones_that_are_copied(tmp_path):
         "correctness",
         "malformed",
     }
+
+
+def test_a_difference_is_never_one_of_its_numbers():
+    rng = random.Random(0)
+    drawn = {task._operands(rng, "-", low=1, high=6) for _ in range(500)}
+    assert all(left > right and left - right != right for left, right in drawn)
+    assert {(5, 1), (6, 4)} <= drawn

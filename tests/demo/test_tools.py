@@ -58,7 +58,7 @@ def test_arithmetic(expression, result):
     ],
 )
 def test_what_is_no_plain_arithmetic_is_an_error_and_takes_no_time(expression):
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(ValueError, match=r"\w"):
         calculator(expression)
-    assert time.monotonic() - began < 0.5
+    assert time.process_time() - began < 0.5

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postgrad.formulas import NonFiniteError, group_advantages, leave_one_out_advantages, normalize_then_sum, whiten
+from postgrad.formulas import NonFiniteError, group_advantages, leave_one_out_advantages, normalize_then_sum, weight_positive, whiten
 
 NAN = math.nan
 SCALES = ("group", "batch", "none")
@@ -209,6 +209,17 @@ def test_normalize_then_sum_refuses_what_does_not_fit() -> None:
             normalize_then_sum(rewards, weights, 2)
     with pytest.raises(NonFiniteError, match="normalize_then_sum"):
         normalize_then_sum(torch.tensor([[1.0, 0.0]]), torch.tensor([NAN]), 2)
+
+
+def test_only_positive_advantages_are_weighed() -> None:
+    advantages = torch.tensor([2.0, 0.5, 0.0, -1.0])
+    assert weight_positive(advantages, positive_weight=0.5).tolist() == [1.0, 0.25, 0.0, -1.0]
+    assert weight_positive(advantages, positive_weight=1.0).tolist() == advantages.tolist()
+    assert weight_positive(advantages, positive_weight=0.0).tolist() == [0.0, 0.0, 0.0, -1.0]
+    with pytest.raises(ValueError, match="positive_weight"):
+        weight_positive(advantages, positive_weight=-0.1)
+    with pytest.raises(NonFiniteError):
+        weight_positive(torch.tensor([NAN]), positive_weight=0.5)
 
 
 def test_whiten_hand_numbers() -> None:

@@ -50,6 +50,7 @@ CALLS: dict[str, Callable[..., object]] = {
     "token_ratio": lambda a, *_: f.token_ratio(a),
     "token_rewards": lambda a, _, v: f.token_rewards(v, MASK, a, kl_coef=0.1),
     "two_sided_clip_surrogate": lambda a, _, v: f.two_sided_clip_surrogate(-a, v),
+    "weight_positive": lambda a, *_: f.weight_positive(-a, positive_weight=0.1),
     "whiten": lambda a, *_: f.whiten(a, MASK),
 }
 

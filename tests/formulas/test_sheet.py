@@ -35,6 +35,7 @@ NUMBERS = {
     "group_advantages": 0.5 / (math.sqrt(1 / 3) + 1e-4),
     "leave_one_out_advantages": 1.0,
     "normalize_then_sum": math.sqrt(0.5),
+    "weight_positive": 0.2,
     "token_rewards": 1.975,
     "gae": 0.25,
     "whiten": math.sqrt(0.5),

@@ -167,6 +167,13 @@ def test_weight_absent_from_the_file_is_never_filled_with_random_numbers(folder)
         load(folder)
 
 
+def test_weights_that_the_model_does_not_use_are_reported(folder, caplog):
+    edit_json(folder / "config.json", num_hidden_layers=1)
+    load(folder)
+    assert "9 weights of the file are not used" in caplog.text
+    assert "model.layers.1." in caplog.text
+
+
 def test_config_of_another_size_is_a_model_error(folder):
     edit_json(folder / "config.json", intermediate_size=48)
     with pytest.raises(ModelError):

@@ -162,9 +162,9 @@ def test_decimals_are_compared_with_a_tolerance_and_whole_numbers_exactly():
     ],
 )
 def test_grading_takes_no_time_whatever_is_written(text):
-    began = time.monotonic()
+    began = time.process_time()
     assert numeric_match(view(text), "9") == 0.0
-    assert time.monotonic() - began < 1.0
+    assert time.process_time() - began < 3.0  # quadratic time would take minutes
 
 
 @given(st.integers(-(10**9), 10**9))

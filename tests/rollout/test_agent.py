@@ -390,8 +390,10 @@ def test_a_sampler_that_ran_out_of_positions_is_no_full_turn() -> None:
 
 def test_a_prompt_that_leaves_no_room_is_refused_before_sampling() -> None:
     policy = ScriptedPolicy(["x"], tokenizer=TOKENIZER)
-    with pytest.raises(DataError, match=r"data\.jsonl:1: the prompt has \d+ tokens, the model takes 10"):
-        groups_of(policy, tools=(), max_context_tokens=10)
+    length = len(rollout_of(["x"], tools=()).segments[0].token_ids)
+    with pytest.raises(DataError, match=rf"data\.jsonl:1: the prompt has {length} tokens, the model takes {length}"):
+        groups_of(policy, tools=(), max_context_tokens=length)
+    assert rollout_of(["x"], tools=(), max_context_tokens=length + 1).stop is StopReason.TOTAL_TOKENS
     assert policy.requests == []
 
 

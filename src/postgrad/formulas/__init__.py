@@ -12,7 +12,7 @@ Shapes: N rollouts = B prompts × G, T tokens, V vocabulary. `postgrad.formulas.
 """
 
 from postgrad.formulas._numeric import MAX_LOG_RATIO, NonFiniteError
-from postgrad.formulas.advantages import group_advantages, leave_one_out_advantages, normalize_then_sum, whiten
+from postgrad.formulas.advantages import group_advantages, leave_one_out_advantages, normalize_then_sum, weight_positive, whiten
 from postgrad.formulas.aggregate import constant_length_mean, sequence_mean, token_mean
 from postgrad.formulas.bradley_terry import bradley_terry_loss
 from postgrad.formulas.dpo import DPO_LOSSES, dpo_loss, implicit_reward
@@ -69,5 +69,6 @@ __all__ = [
     "token_ratio",
     "token_rewards",
     "two_sided_clip_surrogate",
+    "weight_positive",
     "whiten",
 ]

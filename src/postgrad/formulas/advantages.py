@@ -36,7 +36,8 @@ def group_advantages(
     Edge cases: std is the sample std (n − 1). A group of one, with one reward left, constant or all NaN has advantage exactly 0, and so
     no learning signal. A literal nanstd of one value is NaN, not the 0 that the articles state.
     Correction of the articles: with two reward levels in a group, "the punishment must exceed the reward" does nothing at scale "group":
-    {1, 0}, {1, −1} and {1, −5} give the same advantages. It acts with three levels or more, across several rewards, or at "none".
+    {1, 0}, {1, −1} and {1, −5} give the same advantages. It acts with three levels or more, across several rewards, at "none",
+    or with `weight_positive`.
 
     >>> group_advantages(torch.tensor([1.0, 0.0, 0.0, 1.0]), 4)
     tensor([ 0.8659, -0.8659, -0.8659,  0.8659])
@@ -89,6 +90,24 @@ def normalize_then_sum(rewards: Tensor, weights: Tensor, group_size: int, *, eps
     abstained = rewards.isnan().all(0)
     whole = torch.where(abstained, torch.nan, total)
     return group_advantages(whole, whole.numel(), eps=eps).to(widen(rewards).dtype)
+
+
+def weight_positive(advantages: Tensor, *, positive_weight: float) -> Tensor:
+    """Weigh what went well by λ and leave what went badly as it is: λ < 1 learns more from mistakes than from successes.
+
+        A' = λ·A where A > 0, else A
+
+    Shapes: any -> the same. Edge cases: λ = 1 changes nothing, λ = 0 learns from negative advantages only. This is a way to make "the
+    punishment must exceed the reward" act when a group has two reward levels (see `group_advantages`).
+
+    >>> weight_positive(torch.tensor([2.0, -1.0]), positive_weight=0.1)
+    tensor([ 0.2000, -1.0000])
+
+    Source: W-REINFORCE, arXiv 2506.01347.
+    """
+    require(positive_weight >= 0, f"positive_weight must not be negative, got {positive_weight}")
+    a = read("advantages", advantages)
+    return torch.where(a > 0, positive_weight * a, a)
 
 
 def whiten(x: Tensor, mask: Tensor, *, center: bool = True, eps: float = 1e-8) -> Tensor:

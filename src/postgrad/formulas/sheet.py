@@ -251,6 +251,13 @@ _LINES = (
         trl=_GRPO_SCORE,
     ),
     SheetLine(
+        "weight_positive",
+        "λ·A where A > 0, else A",
+        _BEYOND,
+        "first of weight_positive([2, -1], positive_weight=0.1)",
+        lambda: f.weight_positive(_t(2.0, -1.0), positive_weight=0.1)[0].item(),
+    ),
+    SheetLine(
         "token_rewards",
         "r_t = −kl_coef·kl_t + [t last]·score",
         _GRPO,

@@ -90,7 +90,7 @@ class _Switch:
 class _Run:
     """Tokens to read into one block, and whoever wants the hidden state behind the last of them."""
 
-    ids: Sequence[int]
+    ids: tuple[int, ...]
     piece: Piece
     position: int
     hidden: Tensor | None = None

@@ -66,7 +66,8 @@ class Piece:
     def _memory(block: KVBlock, layer: int, length: int, query: Tensor) -> Parts:
         """Keys and values [length, H_kv, D] as views [H_kv, G, length, D]: the G query heads of a key head share its memory."""
         keys, values = (
-            tensors[layer][:length].transpose(0, 1).unsqueeze(1).expand(-1, query.shape[1], -1, -1) for tensors in (block.keys, block.values)
+            tensors[layer][:length].transpose(0, 1).unsqueeze(1).expand(-1, query.shape[1], -1, -1)
+            for tensors in (block.keys, block.values)
         )
         return keys, values
 
@@ -78,7 +79,7 @@ class ChunkLayout:
         self._pieces = pieces
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float) -> Tensor:
-        grouped = query.unflatten(0, (len(key), -1))
+        grouped = query.reshape(len(key), -1, *query.shape[1:])
         keys, values = key.transpose(0, 1), value.transpose(0, 1)
         outputs, at = [], 0
         for piece in self._pieces:
@@ -97,9 +98,15 @@ def _padded(output: Tensor, tokens: int) -> Tensor:
 class StackedAttention:
     """Attention of n queries, each over one slot of one of several stacks. Queries are gathered by slot, attended, and put back."""
 
-    def __init__(self, stacks: Sequence[Stack], members: Sequence[Sequence[Sequence[int]]], device: torch.device) -> None:
-        """members[s][i]: which of the n queries look at slot i of stack s. Each query looks at exactly one slot."""
+    def __init__(
+        self, stacks: Sequence[Stack], members: Sequence[Sequence[Sequence[int]]], device: torch.device, *, query_multiple: int = 1
+    ) -> None:
+        """members[s][i]: which of the n queries look at slot i of stack s. Each query looks at exactly one slot.
+
+        query_multiple: the queries of a slot are padded to a multiple of it. Needed where their number changes with the batch.
+        """
         self._stacks = stacks
+        self._query_multiple = query_multiple
         self._per_slot = [max(1, *(len(queries) for queries in slots)) for slots in members]
         gather = [
             query
@@ -134,17 +141,15 @@ class StackedAttention:
         output, total = (outputs[0], totals[0]) if len(outputs) == 1 else (torch.cat(outputs), torch.cat(totals))
         return (output, total) if self._back is None else (output[self._back], total[self._back])
 
-    @staticmethod
-    def _one(stack: Stack, layer: int, query: Tensor, room: int, scaling: float | None) -> Parts:
+    def _one(self, stack: Stack, layer: int, query: Tensor, room: int, scaling: float | None) -> Parts:
         """All queries of a slot, and the query heads of each, are one run of Q = room x G queries over the slot's keys."""
-        heads, group = query.shape[1:3]
-        if room == 1:
-            return stack.attend(layer, query, scaling=scaling)
-        runs = query.unflatten(0, (-1, room)).transpose(1, 2).reshape(-1, heads, room * group, query.shape[-1])
-        output, total = stack.attend(layer, runs, scaling=scaling)
+        heads, group, width = query.shape[1:]
+        count = room * group
+        runs = query.reshape(-1, room, heads, group, width).transpose(1, 2).reshape(-1, heads, count, width)
+        output, total = stack.attend(layer, pad(runs, (0, 0, 0, -count % self._query_multiple)), scaling=scaling)
         return (
-            output.unflatten(2, (room, group)).transpose(1, 2).flatten(0, 1),
-            total.unflatten(2, (room, group)).transpose(1, 2).flatten(0, 1),
+            output[:, :, :count].reshape(-1, heads, room, group, width).transpose(1, 2).flatten(0, 1),
+            total[:, :, :count].reshape(-1, heads, room, group).transpose(1, 2).flatten(0, 1),
         )
 
 
@@ -179,7 +184,11 @@ class StepLayout:
     """One token of each live row. Built when the set of live rows changes; `advance` before every step."""
 
     def __init__(
-        self, own: Sequence[tuple[Stack, list[Row]]], prefixes: Sequence[tuple[Stack, list[Prefix]]], live: Sequence[Row], device: torch.device
+        self,
+        own: Sequence[tuple[Stack, list[Row]]],
+        prefixes: Sequence[tuple[Stack, list[Prefix]]],
+        live: Sequence[Row],
+        device: torch.device,
     ) -> None:
         alive = frozenset(live)
         self.rows = [row for _, rows in own for row in rows if row in alive]
@@ -195,7 +204,10 @@ class StepLayout:
         for index, row in enumerate(self.rows):
             behind.setdefault(row.prefix, []).append(index)
         self._attend_prefixes = StackedAttention(
-            [stack for stack, _ in prefixes], [[behind.get(prefix, []) for prefix in stacked] for _, stacked in prefixes], device
+            [stack for stack, _ in prefixes],
+            [[behind.get(prefix, []) for prefix in stacked] for _, stacked in prefixes],
+            device,
+            query_multiple=QUERIES_MULTIPLE,
         )
 
     def advance(self) -> None:
@@ -210,7 +222,7 @@ class StepLayout:
             self._writes.append((stack, where))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float) -> Tensor:
-        by_token = query.unflatten(0, (len(key), -1)).permute(2, 0, 1, 3)[: len(self.rows)]
+        by_token = query.reshape(len(key), -1, *query.shape[1:]).permute(2, 0, 1, 3)[: len(self.rows)]
         keys, values = key.transpose(0, 1), value.transpose(0, 1)
         at = 0
         for stack, where in self._writes:

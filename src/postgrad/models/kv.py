@@ -186,7 +186,9 @@ def attend_part(
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # type: ignore[no-any-return]
             query, key, value, 0.0, causal, attn_mask=mask, scale=scaling
         )
-    return attend_part_plainly(query, key, value, scaling=scaling, mask=causal_mask(query.shape[-2], key.shape[-2], query) if causal else mask)
+    return attend_part_plainly(
+        query, key, value, scaling=scaling, mask=causal_mask(query.shape[-2], key.shape[-2], query) if causal else mask
+    )
 
 
 def attend_part_plainly(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -205,7 +207,10 @@ def causal_mask(queries: int, keys: int, like: Tensor, *, before: int = 0) -> Te
 
 
 def merge(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor:
-    """Attention over the union of two parts' keys: outputs [..., D] weighted by the parts' shares of the softmax's denominator."""
+    """Attention over the union of two parts' keys: outputs [..., D] weighted by the parts' shares of the softmax's denominator.
+
+    The shares are computed in double: a vectorised fp32 exp rounds the last elements of a tensor differently from the others.
+    """
     (first, first_lse), (second, second_lse) = left, right
-    share = torch.sigmoid(second_lse - first_lse).unsqueeze(-1)
-    return torch.lerp(first.float(), second.float(), share).to(first.dtype)
+    share = torch.sigmoid((second_lse - first_lse).double()).float().unsqueeze(-1)
+    return torch.lerp(first.float().contiguous(), second.float().contiguous(), share).to(first.dtype)

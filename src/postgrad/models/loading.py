@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     import torch
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+
+_log = logging.getLogger("postgrad")
 
 
 class Start(StrEnum):
@@ -118,7 +122,7 @@ def from_memory(
     """The same for a model that exists already (no adapter on it). The model is used as it is, not copied; its weights become fp32."""
     if is_peft(model):
         raise ModelError("the model has an adapter already", where=name, hint="hand over the base model, or load the adapter's folder")
-    _to_fp32(model)
+    model = _to_fp32(model)
     check_vocabulary(tokenizer, embedding_rows(model), where=name)
     fingerprint = tensor_fingerprint(model.named_parameters())
     ends = merge_stop_ids(getattr(model.generation_config, "eos_token_id", None), tokenizer.eos_token_id)
@@ -138,7 +142,7 @@ def _to(model: Any, device: torch.device) -> PreTrainedModel | PeftModel:
 
 
 def _to_fp32(model: Any) -> PreTrainedModel:
-    """Also what transformers keeps in another dtype; in place."""
+    """In place."""
     return model.float()  # type: ignore[no-any-return]
 
 
@@ -178,7 +182,8 @@ def _read_model(location: Location) -> PreTrainedModel:
         raise ModelError(what, where=str(folder), hint=_remote_code_hint(folder)) from error
     model, info = loaded
     _refuse_gaps(folder, info)
-    return _to_fp32(model)
+    _report_unused(folder, info)
+    return model  # type: ignore[no-any-return]
 
 
 def _refuse_gaps(folder: Path, info: dict[str, Any]) -> None:
@@ -187,6 +192,12 @@ def _refuse_gaps(folder: Path, info: dict[str, Any]) -> None:
     if gaps:
         what = f"{len(gaps)} weights are missing or of the wrong shape (first: {gaps[0]})"
         raise ModelError(what, where=str(folder), hint="the weights and config.json do not belong together, or a file is missing")
+
+
+def _report_unused(folder: Path, info: dict[str, Any]) -> None:
+    """Weights that the architecture does not use: harmless leftovers, or a config.json with fewer layers than the file."""
+    if unused := sorted(map(str, info["unexpected_keys"])):
+        _log.warning("%s: %d weights of the file are not used by the model (first: %s)", folder, len(unused), unused[0])
 
 
 def _refuse_other_heads(folder: Path) -> None:

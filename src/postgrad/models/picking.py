@@ -21,10 +21,13 @@ from postgrad.errors import RecipeError
 from postgrad.protocols import SamplingParams
 
 _BLOCK = 256
-_ROWS = 8
-"""Rows that are worked on at once: fp32 copies of their logits stay in the processor's cache."""
+_LOGITS_AT_ONCE = 2**19
+"""Rows are worked on in parts of about this many logits, whose fp32 copies stay in the processor's cache."""
 _CANDIDATES = 1024
 """Top-p first looks at this many tokens, and sorts the whole vocabulary only where they hold too little mass."""
+
+_ROUNDING = 1e-6
+"""Mass of a nucleus within this of top_p counts as reached: fp32 weights cannot say more."""
 
 
 class Picked(NamedTuple):
@@ -52,7 +55,8 @@ def check_params(params: SamplingParams) -> None:
 
 def pick(logits: Tensor, uniforms: Tensor, params: SamplingParams) -> Picked:
     """logits [B, V] of any float dtype, uniforms float64 [B] in [0, 1) (not read at temperature 0) -> one token per row."""
-    parts = [_pick_rows(rows.float(), draws, params) for rows, draws in zip(logits.split(_ROWS), uniforms.split(_ROWS), strict=True)]
+    rows = max(1, _LOGITS_AT_ONCE // logits.shape[-1])
+    parts = [_pick_rows(logits[at : at + rows].float(), uniforms[at : at + rows], params) for at in range(0, len(logits), rows)]
     tokens, logprobs, finite = (torch.cat(columns) for columns in zip(*parts, strict=True))
     return Picked(tokens, logprobs, finite)
 
@@ -63,16 +67,18 @@ def _pick_rows(logits: Tensor, uniforms: Tensor, params: SamplingParams) -> Pick
     top = scaled.amax(-1, keepdim=True)
     finite = torch.isfinite(top).squeeze(-1)
     weights = (scaled - top).exp_()
-    normaliser = _block_sums(weights).sum(-1)
+    if not finite.all():
+        weights[~finite] = 1.0  # whatever is picked there is reported as not finite; a NaN must not become an index
+    normaliser = _blocks(weights).sum(-1).double().sum(-1)
     tokens = scaled.argmax(-1, keepdim=True) if greedy else _inverse_cdf(_kept(weights, normaliser, params), uniforms)
     chosen = (scaled.gather(-1, tokens) - top).squeeze(-1).double() - normaliser.log()
     return Picked(tokens.squeeze(-1), chosen, finite)
 
 
-def _block_sums(weights: Tensor) -> Tensor:
-    """[B, V] -> double [B, ceil(V / 256)]."""
+def _blocks(weights: Tensor) -> Tensor:
+    """[B, V] -> [B, ceil(V / 256), 256], filled up with zeros."""
     padded = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % _BLOCK))
-    return padded.unflatten(-1, (-1, _BLOCK)).sum(-1).double()
+    return padded.reshape(len(weights), -1, _BLOCK)
 
 
 def _inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -80,7 +86,7 @@ def _inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
 
     A token of weight 0 is never returned: its running sum exceeds nothing that the token before it did not.
     """
-    padded = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
+    padded = _blocks(weights)
     running = padded.sum(-1).double().cumsum(-1)
     target = uniforms.unsqueeze(-1) * running[:, -1:]
     block = _first_above(running, target)
@@ -116,5 +122,5 @@ def _nucleus_floor(weights: Tensor, normaliser: Tensor, floor: Tensor, top_p: fl
     ranked = weights.topk(width, dim=-1).values
     if width < weights.shape[-1] and bool((ranked.double().sum(-1, keepdim=True) < target).any()):
         ranked = weights.sort(dim=-1, descending=True).values
-    last = (ranked.double().cumsum(-1) < target).sum(-1, keepdim=True)
+    last = (ranked.double().cumsum(-1) < target * (1.0 - _ROUNDING)).sum(-1, keepdim=True)
     return ranked.gather(-1, last.clamp(max=ranked.shape[-1] - 1))

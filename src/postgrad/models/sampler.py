@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from postgrad.errors import RunError
+from postgrad.errors import ModelError, RunError
 from postgrad.models.attention import pretrained
-from postgrad.models.capability import packed_refusal
+from postgrad.models.capability import check_head, packed_refusal
 from postgrad.models.decode import CacheDecoder, Decoder, FlatDecoder
 from postgrad.models.noise import TurnNoise
 from postgrad.models.picking import check_params, pick
@@ -96,7 +96,7 @@ class LocalSampler:
         self._vocabulary = int(config.vocab_size)
         self.max_positions = int(getattr(config, "max_position_embeddings", None) or 2**62)
         """Tokens a rollout may have in all; unlimited for models without positions."""
-        self.refusal = packed_refusal(model)
+        self.refusal = packed_refusal(model) or _head_refusal(model)
         """Why the flat decoder cannot be used for this model (None = it can); rows are then decoded one at a time."""
         self._decoder: Decoder[Any] | None = None
         self._weights: tuple[object, ...] = ()
@@ -190,6 +190,14 @@ class LocalSampler:
     def _report(self, turns: Sequence[_Turn], live: Sequence[_Turn]) -> None:
         if self.progress is not None:
             self.progress(sum(len(turn.tokens) for turn in turns), len(live))
+
+
+def _head_refusal(model: nn.Module) -> str | None:
+    try:
+        check_head(model)
+    except ModelError as refused:
+        return refused.what
+    return None
 
 
 def _check_distinct(requests: Sequence[TurnRequest]) -> None:

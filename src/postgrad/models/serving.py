@@ -19,6 +19,7 @@ from torch.nn.functional import linear, pad
 from transformers import PreTrainedModel
 
 from postgrad.models.attention import Layout, attend_with, body, output_head, pretrained
+from postgrad.models.forward import mode
 
 _FULL_TILE = 16
 """Flat rows are padded to at least this many tokens: CPU matrix products round differently below about ten rows, and a sample must
@@ -39,7 +40,7 @@ class PackedLinear(nn.Module):
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this machine's oneDNN takes linear layers of this dtype."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+    if device.type != "cpu" or not torch._C._has_mkldnn or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 
@@ -64,13 +65,14 @@ class Serving:
         scale = 1.0 if own_head else output_head(clone).scale
         if can_pack(clone.device, dtype):
             _pack_linears(clone)
-        return cls(clone, None if own_head else clone.get_output_embeddings(), scale)
+        head = cast(Any, clone).get_output_embeddings()
+        return cls(clone, None if own_head else head, scale)
 
     @contextmanager
     def ready(self, layout: Layout | None) -> Iterator[None]:
         """Evaluation mode (dropout off), no gradients, no autocast, attention by `layout` (None: the model's own)."""
         with ExitStack() as stack:
-            stack.enter_context(_evaluating(self.module))
+            stack.enter_context(mode(self.module, training=False))
             stack.enter_context(torch.no_grad())
             stack.enter_context(torch.autocast(self.module.device.type, enabled=False))
             if layout is not None:
@@ -94,18 +96,6 @@ class Serving:
         return raw[: len(hidden)] if scale == 1.0 else raw[: len(hidden)] * scale
 
 
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the `with`; every module gets its own mode back."""
-    training = [part for part in module.modules() if part.training]
-    try:
-        module.eval()
-        yield
-    finally:
-        for part in training:
-            part.training = True
-
-
 def _clone(inner: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """A frozen copy with its weights in `dtype`. Weights are converted while copying, so the copy never exists in the old dtype.
 
@@ -119,7 +109,7 @@ def _clone(inner: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     for name, buffer in inner.named_buffers():
         if name in saved and buffer.is_floating_point():
             converted[id(buffer)] = buffer.detach().to(dtype, copy=True)
-    return copy.deepcopy(inner, converted).eval()
+    return cast(PreTrainedModel, cast(Any, copy.deepcopy(inner, converted)).eval())
 
 
 def _is_adapted(module: nn.Module) -> bool:
@@ -161,7 +151,8 @@ def _pack_linears(model: PreTrainedModel) -> None:
     """Swap every plain linear layer for a packed one. Exact type: a subclass may compute something else."""
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear:
-            model.set_submodule(name, PackedLinear(module.weight.detach(), None if module.bias is None else module.bias.detach()))
+            bias: Tensor | None = getattr(module, "bias", None)
+            model.set_submodule(name, PackedLinear(module.weight.detach(), None if bias is None else bias.detach()))
 
 
 def fingerprint(model: nn.Module) -> tuple[object, ...]:

@@ -93,7 +93,7 @@ def equal_groups(totals: ArrayLike, group_size: int) -> Flags:
     highest = np.where(counted, grouped, -np.inf).max(axis=1)
     lowest = np.where(counted, grouped, np.inf).min(axis=1)
     size = np.where(counted, np.abs(grouped), 0.0).max(axis=1)
-    equal: Flags = (highest - lowest <= EQUAL * np.maximum(1.0, size)) | (counted.sum(axis=1) < 2)
+    equal: Flags = highest - lowest <= EQUAL * np.maximum(1.0, size)  # one value: 0; none: −∞
     return equal
 
 
