@@ -62,7 +62,8 @@ def test_commands_in_the_readme_run(tmp_path):
 
 
 def test_both_readmes_show_the_same_commands():
-    english, chinese = (re.findall(r"^(?:make|postgrad) [^#\n]*", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE) for name in READMES)
+    pages = ((ROOT / name).read_text(encoding="utf-8") for name in READMES)
+    english, chinese = (re.findall(r"^(?:make|postgrad) [^#\n]*", page, re.MULTILINE) for page in pages)
     assert [command.strip() for command in english] == [command.strip() for command in chinese]
 
 

@@ -124,7 +124,8 @@ class Segment:
     def __post_init__(self) -> None:
         expected = len(self.token_ids) if self.source is Source.MODEL else 0
         if len(self.logprobs) != expected:
-            raise ValueError(f"a {self.source} segment of {len(self.token_ids)} tokens takes {expected} log-probs, got {len(self.logprobs)}")
+            count = len(self.token_ids)
+            raise ValueError(f"a {self.source} segment of {count} tokens takes {expected} log-probs, got {len(self.logprobs)}")
         if not all(math.isfinite(value) for value in self.logprobs):
             raise ValueError("a sampled token has a non-finite log-prob")
 

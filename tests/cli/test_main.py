@@ -23,9 +23,7 @@ def postgrad(*arguments: str, cwd: Path | None = None, **environment: str) -> su
 
 
 def imported_by(code: str) -> set[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"], capture_output=True, text=True, check=True)
     return {name.split(".")[0] for name in done.stdout.split()}
 
 

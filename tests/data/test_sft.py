@@ -79,6 +79,13 @@ def test_all_trains_everything_but_the_first_token():
     assert row.trained == (False,) + (True,) * (len(row.token_ids) - 1)
 
 
+def test_all_cannot_leave_out_a_message_whose_span_is_unknown():
+    with pytest.raises(DataError, match="train_on: all cannot leave out"):
+        prepare([{**user("one"), "weight": 0}, answer("two")], train_on="all")
+    kept = prepare([user("one"), answer("two", weight=0)], train_on="all")
+    assert trained_text(kept) == "user\none<|im_end|>\n"
+
+
 def test_the_first_answer_token_is_trained_directly_after_the_prompt():
     """verl#3287, alpaca-lora#306."""
     data = prepare([user("one"), answer("two")])

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from postgrad.protocols import BackwardResult
 from postgrad.train.grpo import grpo_loss, loss_metrics, spread
 from postgrad.train.judged import Denominators, JudgedGroup, Minibatch, rows_of, split_minibatches
 from postgrad.train.presets import PRESETS, loss_settings
 from postgrad.train.recipe import GRPOLoss, Rollout
-from postgrad.protocols import BackwardResult
 from postgrad.types import Group, Message, Prompt, Segment, Source, StopReason, TrainRow
 from postgrad.types import Rollout as Sample
 

@@ -32,16 +32,22 @@ def tiny_tokenizer(chat_template: str | None = CHATML) -> PreTrainedTokenizerFas
     backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend, bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|im_end|>", unk_token="<|endoftext|>"
     )
     tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL_TOKENS)})
     tokenizer.chat_template = chat_template
-    return tokenizer
+    return tokenizer  # type: ignore[no-any-return]
 
 
 def tiny_model(
-    architecture: Architecture = "llama", *, seed: int = 0, vocab_size: int = 288, dropout: float = 0.0, scale: float = 0.2, **overrides: Any
+    architecture: Architecture = "llama",
+    *,
+    seed: int = 0,
+    vocab_size: int = 288,
+    dropout: float = 0.0,
+    scale: float = 0.2,
+    **overrides: Any,
 ) -> PreTrainedModel:
     """A randomly initialised decoder of about 50 k parameters: 2 layers, width 32, 4 heads (2 key-value heads).
 
@@ -69,4 +75,5 @@ def tiny_model(
         config = GPT2Config(**(common | gpt2 | {"attn_pdrop": dropout, "embd_pdrop": dropout, "resid_pdrop": dropout} | overrides))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").float().eval()
+        model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")  # type: ignore[no-untyped-call]
+        return model.float().eval()  # type: ignore[no-any-return]
