@@ -10,7 +10,6 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 
 from postgrad.testing.tiny import Architecture, tiny_model
@@ -189,6 +188,7 @@ def test_an_adapter_and_its_start_as_reference(name: str, tmp_path: Path) -> Non
 
 def with_adapter(model: Any) -> Any:
     """LoRA on two projections of every layer, away from its start at 0."""
+    peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
     adapted = peft.get_peft_model(model, config)
     same.drift(0.1, seed=5)(adapted)

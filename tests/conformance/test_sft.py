@@ -9,11 +9,10 @@ import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from trl import SFTTrainer
 
 from postgrad.chat import ChatFormat
 from postgrad.data import load_rows, prepare_sft
@@ -21,6 +20,9 @@ from postgrad.testing.tiny import Architecture, tiny_model, tiny_tokenizer
 from postgrad.types import TrainRow
 
 from . import same, trl_side
+
+if TYPE_CHECKING:
+    from trl import SFTTrainer
 
 pytestmark = [pytest.mark.conformance, *trl_side.QUIET]
 
@@ -79,7 +81,7 @@ def _prepared(rows: Sequence[dict[str, Any]], folder: Path, *, template: str = G
 
 def _assert_same_rows(ours: Sequence[TrainRow], trainer: SFTTrainer) -> None:
     """The same ids, and the same labels but for the first token of a row, which nothing predicts."""
-    theirs = list(trainer.train_dataset)  # type: ignore[arg-type]
+    theirs = list(trainer.train_dataset)
     assert [list(row.token_ids) for row in ours] == [row["input_ids"] for row in theirs]
     assert [_labels(row)[1:] for row in ours] == [row["labels"][1:] for row in theirs]
 

@@ -36,6 +36,13 @@ def test_unknown_columns_are_listed_with_a_map_to_copy():
     assert "{user: [instruction, input], assistant: output}" in str(error.value.hint)
 
 
+def test_token_ids_without_text_are_refused_not_trained_as_a_whole():
+    """Soup#1054: rows of ids without labels were trained on their prompts."""
+    with pytest.raises(DataError) as error:
+        rows_from([{"input_ids": [1, 2, 3], "attention_mask": [1, 1, 1]}])
+    assert "which of them are the answer" in str(error.value.hint)
+
+
 def test_preference_pairs_are_not_taken_for_conversations():
     with pytest.raises(DataError) as error:
         rows_from([{"conversations": MESSAGES, "chosen": {}, "rejected": {}}])

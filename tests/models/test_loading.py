@@ -210,12 +210,16 @@ def test_python_code_beside_the_model_is_never_run(folder, tmp_path, monkeypatch
 
 
 def test_tokenizer_with_more_ids_than_embedding_rows_is_a_data_error(tmp_path):
-    tiny_model(vocab_size=200).save_pretrained(tmp_path / "m")
+    ids = len(tiny_tokenizer())
+    tiny_model(vocab_size=ids - 1).save_pretrained(tmp_path / "m")  # one too few
     tiny_tokenizer().save_pretrained(tmp_path / "m")
     for call in (load, load_tokenizer):
-        with pytest.raises(DataError, match="the model has 200 embedding rows") as caught:
+        with pytest.raises(DataError, match=f"the model has {ids - 1} embedding rows") as caught:
             call(tmp_path / "m")
         assert caught.value.exit_code == 3
+    tiny_model(vocab_size=ids).save_pretrained(tmp_path / "fits")
+    tiny_tokenizer().save_pretrained(tmp_path / "fits")
+    load(tmp_path / "fits")
 
 
 def test_missing_tokenizer_is_a_model_error(folder):

@@ -119,6 +119,7 @@ def test_every_end_token_of_the_file_ends_a_turn(tmp_path):
 def test_conversion_happens_once_per_content(tmp_path, monkeypatch):
     file = write_gguf(tmp_path / "tiny.gguf")
     first = load(file).folder
+    assert {path.stat().st_mode & 0o777 for path in first.iterdir()} == {first.stat().st_mode & 0o666}  # other users may share the cache
     monkeypatch.setattr(conversion, "_convert", lambda *args: pytest.fail("converted twice"))
     assert load(file).folder == first
     file.write_bytes(file.read_bytes() + b"\0")

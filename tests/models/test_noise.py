@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -65,18 +66,15 @@ def chi_square(counts: list[int], expected: float) -> float:
 @pytest.mark.parametrize("along", ["position", "sample", "prompt", "step", "turn"])
 def test_draws_are_uniform_along_every_part_of_the_key(along: str) -> None:
     count, bins = 20_000, 50
-    values = [
-        TurnNoise(
-            SampleKey(0, i if along == "step" else 0, i if along == "prompt" else 0, i if along == "sample" else 0), i if along == "turn" else 0
-        ).at(i if along == "position" else 0)
-        for i in range(count)
-    ]
+    parts = ("step", "prompt", "sample", "turn", "position")
+    places = [[index if part == along else 0 for part in parts] for index in range(count)]
+    values = [TurnNoise(SampleKey(0, step, prompt, sample), turn).at(position) for step, prompt, sample, turn, position in places]
     counts = [0] * bins
     for value in values:
         counts[int(value * bins)] += 1
     degrees = bins - 1
     assert abs(chi_square(counts, count / bins) - degrees) < 4 * math.sqrt(2 * degrees)
     mean = sum(values) / count
-    serial = sum((a - 0.5) * (b - 0.5) for a, b in zip(values, values[1:], strict=False)) / count
+    serial = sum((a - 0.5) * (b - 0.5) for a, b in itertools.pairwise(values)) / count
     assert abs(mean - 0.5) < 4 / math.sqrt(12 * count)
     assert abs(serial) < 4 / 12 / math.sqrt(count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import cache
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from postgrad.errors import RecipeError, RunError
+from postgrad.models.dtype import bf16_supported
 from postgrad.models.sampler import LocalSampler
 from postgrad.protocols import Completion, Finish, SampleKey, Sampler, SamplingParams, TurnRequest
 from postgrad.testing.tiny import ARCHITECTURES, Architecture, tiny_model, tiny_tokenizer
@@ -26,6 +28,17 @@ def decode(ids: Sequence[int]) -> str:
 
 def sampler_of(model: nn.Module, **options: object) -> LocalSampler:
     return LocalSampler(model, decode=decode, **options)  # type: ignore[arg-type]
+
+
+MODEL = tiny_model("qwen2")
+PARAMS = SamplingParams(temperature=1.2, top_k=50, stop_ids=STOPS)
+
+
+@cache
+def batch() -> tuple[list[TurnRequest], list[Completion]]:
+    """15 rollouts of 5 prompts, and what MODEL answers when they are asked for together."""
+    requests = first_turns(prompts=5, group=3, max_tokens=12)
+    return requests, sampler_of(MODEL).generate(requests, PARAMS)
 
 
 def words(generator: random.Random, count: int) -> tuple[int, ...]:
@@ -55,11 +68,20 @@ def forward_logprobs(model: nn.Module, request: TurnRequest, answer: Completion,
     return (logits / temperature).log_softmax(-1)[len(request.context) - 1 : -1]
 
 
-def assert_logprobs_are_the_models(model: nn.Module, requests: Sequence[TurnRequest], answers: Sequence[Completion], temperature: float) -> None:
+def assert_logprobs_are_the_models(
+    model: nn.Module, requests: Sequence[TurnRequest], answers: Sequence[Completion], temperature: float
+) -> None:
     for request, answer in zip(requests, answers, strict=True):
         rows = forward_logprobs(model, request, answer, temperature)
         expected = rows.gather(-1, torch.tensor(answer.token_ids)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def assert_same_samples(left: Sequence[Completion], right: Sequence[Completion]) -> None:
+    """The same tokens and endings, log-probs up to rounding (other processors may round with the batch)."""
+    assert [(a.token_ids, a.finish) for a in left] == [(a.token_ids, a.finish) for a in right]
+    for a, b in zip(left, right, strict=True):
+        torch.testing.assert_close(a.logprobs, b.logprobs, atol=2e-5, rtol=0)
 
 
 def test_it_is_a_sampler() -> None:
@@ -95,7 +117,9 @@ def test_greedy_equals_transformers_generate(architecture: Architecture) -> None
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
 def test_a_sample_alone_is_the_sample_in_a_batch(architecture: Architecture, dtype: torch.dtype | None) -> None:
-    """Bit for bit in both dtypes on CPUs with oneDNN or MKL, over two turns."""
+    """Over two turns. In bf16 any rounding that depended on the batch would change tokens within a few steps."""
+    if dtype is torch.bfloat16 and not bf16_supported(torch.device("cpu")):
+        pytest.skip("this processor has no bfloat16 arithmetic")
     model = tiny_model(architecture)
     sampler = sampler_of(model, dtype=dtype)
     params = SamplingParams(stop_ids=STOPS)
@@ -105,25 +129,17 @@ def test_a_sample_alone_is_the_sample_in_a_batch(architecture: Architecture, dty
     later_answers = sampler.generate(later, params)
     for index in (0, 5, 10, 15):
         alone = sampler_of(model, dtype=dtype)
-        assert alone.generate([requests[index]], params) == [answers[index]]
-        assert alone.generate([later[index]], params) == [later_answers[index]]
+        assert_same_samples(alone.generate([requests[index]], params), [answers[index]])
+        assert_same_samples(alone.generate([later[index]], params), [later_answers[index]])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_a_sample_does_not_depend_on_which_others_are_asked_for_nor_in_which_order(data: st.DataObject) -> None:
-    requests, answers = BATCH
+    requests, answers = batch()
     chosen = data.draw(st.lists(st.sampled_from(range(len(requests))), min_size=1, unique=True))
     sampler = sampler_of(MODEL, max_batch=data.draw(st.sampled_from([1, 3, 64])))
-    assert sampler.generate([requests[index] for index in chosen], PARAMS) == [answers[index] for index in chosen]
-
-
-MODEL = tiny_model("qwen2")
-PARAMS = SamplingParams(temperature=1.2, top_k=50, stop_ids=STOPS)
-BATCH = (
-    first_turns(prompts=5, group=3, max_tokens=12),
-    LocalSampler(MODEL, decode=decode).generate(first_turns(prompts=5, group=3, max_tokens=12), PARAMS),
-)
+    assert_same_samples(sampler.generate([requests[index] for index in chosen], PARAMS), [answers[index] for index in chosen])
 
 
 def test_seed_step_prompt_sample_and_turn_each_change_the_sample() -> None:
@@ -139,7 +155,7 @@ def test_answers_are_in_request_order_whatever_finishes_first() -> None:
     requests = first_turns(prompts=4, group=2)
     answers = sampler_of(MODEL).generate(requests, PARAMS)
     backwards = sampler_of(MODEL).generate(requests[::-1], PARAMS)
-    assert backwards == answers[::-1]
+    assert_same_samples(backwards, answers[::-1])
     assert len({len(answer.token_ids) for answer in answers}) > 1
 
 
@@ -222,7 +238,7 @@ def test_logits_that_are_not_finite_stop_the_run_and_name_the_sample(temperature
 
 
 def test_after_an_error_the_sampler_works_as_before() -> None:
-    requests, answers = BATCH
+    requests, answers = batch()
     sampler = sampler_of(MODEL)
 
     def stop(done: int, live: int) -> None:
@@ -232,13 +248,13 @@ def test_after_an_error_the_sampler_works_as_before() -> None:
     with pytest.raises(KeyboardInterrupt):
         sampler.generate(requests, PARAMS)
     sampler.progress = None
-    assert sampler.generate(requests, PARAMS) == answers
+    assert_same_samples(sampler.generate(requests, PARAMS), answers)
 
 
 def test_progress_counts_tokens_and_rows_that_are_still_going() -> None:
     seen: list[tuple[int, int]] = []
     sampler = sampler_of(MODEL, progress=lambda done, live: seen.append((done, live)))
-    requests, answers = BATCH
+    requests, answers = batch()
     sampler.generate(requests, PARAMS)
     assert seen[-1] == (sum(len(answer.token_ids) for answer in answers), 0)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
@@ -250,24 +266,21 @@ def test_the_model_is_left_as_it_was_found() -> None:
     model.lm_head.eval()
     before = {name: part.training for name, part in model.named_modules()}
     implementation = model.config._attn_implementation
-    answers = sampler_of(model).generate(BATCH[0], PARAMS)
+    answers = sampler_of(model).generate(batch()[0], PARAMS)
     assert {name: part.training for name, part in model.named_modules()} == before
     assert model.config._attn_implementation == implementation
-    assert answers == sampler_of(tiny_model()).generate(BATCH[0], PARAMS)  # dropout was off while sampling
+    assert answers == sampler_of(tiny_model()).generate(batch()[0], PARAMS)  # dropout was off while sampling
     loss = model(torch.tensor([[5, 6, 7]]), labels=torch.tensor([[5, 6, 7]])).loss
     loss.backward()  # nothing of the sampler's lingers in the graph
 
 
 def test_global_random_state_is_neither_read_nor_changed() -> None:
     torch.manual_seed(1)
-    first = sampler_of(MODEL).generate(*BATCH_REQUEST)
+    first = sampler_of(MODEL).generate(batch()[0], PARAMS)
     torch.manual_seed(2)
     state = torch.get_rng_state()
-    assert sampler_of(MODEL).generate(*BATCH_REQUEST) == first
+    assert sampler_of(MODEL).generate(batch()[0], PARAMS) == first
     assert torch.equal(torch.get_rng_state(), state)
-
-
-BATCH_REQUEST = (BATCH[0], PARAMS)
 
 
 def test_a_model_with_a_sliding_window_is_sampled_exactly_too() -> None:
@@ -286,7 +299,8 @@ def test_a_model_with_a_sliding_window_is_sampled_exactly_too() -> None:
     for _ in range(2):
         answers = sampler.generate(requests, SamplingParams(temperature=0.8, stop_ids=STOPS))
         assert_logprobs_are_the_models(model, requests, answers, 0.8)
-        assert sampler_of(model).generate([requests[3]], SamplingParams(temperature=0.8, stop_ids=STOPS)) == [answers[3]]
+        alone = sampler_of(model).generate([requests[3]], SamplingParams(temperature=0.8, stop_ids=STOPS))
+        assert_same_samples(alone, [answers[3]])
         requests = next_turns(requests, answers)
     assert len(sampler_of(model, dtype=torch.bfloat16).generate(requests, SamplingParams())) == len(requests)
 

@@ -109,6 +109,8 @@ def _unknown(row: Row) -> DataError:
         if suggestion
         else "name the columns in data.columns, e.g. {user: question, assistant: reply}"
     )
+    if "input_ids" in names:
+        hint = "token ids do not say which of them are the answer; give the text or messages they were made from"
     if any("chosen" in name for name in names):
         hint = "these look like preference pairs, which have no single answer to train on"
     near = next((f"; nearest format: {word}" for word in ("messages", "prompt") if difflib.get_close_matches(word, names, n=1)), "")

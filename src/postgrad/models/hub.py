@@ -71,7 +71,7 @@ def _cached(hub_id: str, cause: Exception, hint: str | None) -> Path:
         return Path(snapshot_download(hub_id, allow_patterns=list(_WANTED), local_files_only=True))
     except LocalEntryNotFoundError:
         raise ModelError(
-            f"no such file or folder, not in the hub's cache, and the hub cannot be reached ({cause})",
+            f"no such file or folder, not in the hub's cache, and the hub cannot be reached ({str(cause).partition(chr(10))[0]})",
             where=hub_id,
             hint=hint or "name a folder on this machine, or `smollm2-135m`, which needs no network",
         ) from cause

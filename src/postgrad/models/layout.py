@@ -138,15 +138,17 @@ class MergedFlash(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, calls: Sequence[_Call], scale: float | None) -> Tensor:
         kept = [tensor.to(_storage_dtype(query))[None] for tensor in (query, key, value)]
-        heads, tokens, width = query.shape
-        output = kept[0].new_empty(1, tokens, heads, width).transpose(1, 2)
-        logsumexp = torch.empty(1, tokens, heads, dtype=_statistics_dtype(query), device=query.device).transpose(1, 2)
+        output = _by_token(kept[0])
+        logsumexp = torch.empty(output.shape[:3], dtype=output.dtype, device=query.device)
+        operands = _InTwoWidths(kept)
         for call in calls:
-            part, part_lse = _flash_forward(*_operands(kept, call), call.causal, scale)
+            q, k, v = operands.of(call)
+            part, part_lse = _flash_forward(q[:, :, call.query], k[:, :, call.key], v[:, :, call.key], call.causal, scale)
             if call.causal:
                 output[:, :, call.query], logsumexp[:, :, call.query] = part, part_lse
             else:
                 _merge(output[:, :, call.query], logsumexp[:, :, call.query], part, part_lse)
+        output = output.to(kept[0].dtype)
         ctx.save_for_backward(*kept, output, logsumexp)
         ctx.calls, ctx.scale = calls, scale
         ctx.dtypes = (query.dtype, key.dtype, value.dtype)
@@ -156,15 +158,32 @@ class MergedFlash(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         *kept, output, logsumexp = ctx.saved_tensors
-        grad_output = grad_output.transpose(0, 1)[None]
-        totals = [_zero_gradient(tensor) for tensor in kept]
+        operands = _InTwoWidths([*kept, grad_output.transpose(0, 1)[None], output])
+        totals = [_by_token(tensor).zero_() for tensor in kept]
         for call in ctx.calls:
-            query, key, value = _operands(kept, call)
-            outer = (grad_output[:, :, call.query].to(query.dtype), output[:, :, call.query].to(query.dtype), logsumexp[:, :, call.query])
-            parts = _flash_backward(query, key, value, *outer, call.causal, ctx.scale)
+            q, k, v, grad, out = operands.of(call)
+            keys = k[:, :, call.key], v[:, :, call.key]
+            outer = grad[:, :, call.query], out[:, :, call.query], logsumexp[:, :, call.query]
+            parts = _flash_backward(q[:, :, call.query], *keys, *outer, call.causal, ctx.scale)
             for total, part, where in zip(totals, parts, (call.query, call.key, call.key), strict=True):
                 total[:, :, where] += part
         return (*(total[0].to(dtype) for total, dtype in zip(totals, ctx.dtypes, strict=True)), None, None)
+
+
+class _InTwoWidths:
+    """Tensors as they are kept and, from the first call with few keys on, in fp32: converted whole, not call by call."""
+
+    def __init__(self, kept: Sequence[Tensor]) -> None:
+        self._kept = kept
+        self._wide: list[Tensor] | None = None
+
+    def of(self, call: _Call) -> Sequence[Tensor]:
+        """All tensors, in the width that suits this call."""
+        if call.key.stop - call.key.start > _WIDEN_UP_TO:
+            return self._kept
+        if self._wide is None:
+            self._wide = [tensor.to(_statistics_dtype(tensor)) for tensor in self._kept]
+        return self._wide
 
 
 def _storage_dtype(query: Tensor) -> torch.dtype:
@@ -175,18 +194,10 @@ def _statistics_dtype(query: Tensor) -> torch.dtype:
     return torch.promote_types(query.dtype, torch.float32)
 
 
-def _zero_gradient(tensor: Tensor) -> Tensor:
-    """[1, H, T, D] of zeros, at least fp32, laid out token by token as the projections want it."""
-    _, heads, tokens, width = tensor.shape
-    return torch.zeros(1, tokens, heads, width, dtype=_statistics_dtype(tensor), device=tensor.device).transpose(1, 2)
-
-
-def _operands(kept: Sequence[Tensor], call: _Call) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, value = kept[0][:, :, call.query], kept[1][:, :, call.key], kept[2][:, :, call.key]
-    if key.shape[2] <= _WIDEN_UP_TO:
-        dtype = _statistics_dtype(query)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    return query, key, value
+def _by_token(like: Tensor) -> Tensor:
+    """An empty [1, H, T, D], at least fp32, laid out token by token as the projections want it."""
+    _, heads, tokens, width = like.shape
+    return torch.empty(1, tokens, heads, width, dtype=_statistics_dtype(like), device=like.device).transpose(1, 2)
 
 
 def _flash_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:

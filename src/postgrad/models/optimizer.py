@@ -67,6 +67,8 @@ class Optimizer:
             for group in self._adamw.param_groups:
                 group["lr"] = learning_rate
             self._adamw.step()
+            # The fused kernel does not count its writes, and a sampler's copy would never learn that the weights have changed.
+            torch.autograd.graph.increment_version(list(self.weights.values()))
         self.clear()
         return OptimizerResult(grad_norm=norm, learning_rate=learning_rate)
 

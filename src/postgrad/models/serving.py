@@ -48,15 +48,17 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 class Serving:
     """A model to decode with: `hidden` states of a flat row, and their `logits`. Use it inside `ready()`."""
 
-    def __init__(self, module: PreTrainedModel, head: nn.Module | None, scale: float) -> None:
+    def __init__(self, model: nn.Module, head: nn.Module | None, scale: float) -> None:
         """head None: the model's own output head, read anew at each use."""
-        self.module = module
+        self._model = model
+        self.module = pretrained(model)
+        """The transformers model itself, out of its adapter wrapper."""
         self._head = head
         self._scale = scale
 
     @classmethod
     def live(cls, model: nn.Module) -> Serving:
-        return cls(pretrained(model), None, 1.0)
+        return cls(model, None, 1.0)
 
     @classmethod
     def copied(cls, model: nn.Module, dtype: torch.dtype, *, own_head: bool) -> Serving:
@@ -72,18 +74,18 @@ class Serving:
     def ready(self, layout: Layout | None) -> Iterator[None]:
         """Evaluation mode (dropout off), no gradients, no autocast, attention by `layout` (None: the model's own)."""
         with ExitStack() as stack:
-            stack.enter_context(mode(self.module, training=False))
+            stack.enter_context(mode(self._model, training=False))
             stack.enter_context(torch.no_grad())
             stack.enter_context(torch.autocast(self.module.device.type, enabled=False))
             if layout is not None:
-                stack.enter_context(attend_with(self.module, layout))
+                stack.enter_context(attend_with(self._model, layout))
             yield
 
     def hidden(self, ids: list[int], positions: list[int]) -> Tensor:
         """[T, width] of one flat row of T tokens. Padding behind it has id 0, position 0."""
         room = max(0, _FULL_TILE - len(ids))
         row = torch.tensor([ids + [0] * room, positions + [0] * room], device=self.module.device)
-        return body(self.module, row[:1], row[1:])[: len(ids)]
+        return body(self._model, row[:1], row[1:])[: len(ids)]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, width] -> [n, V]."""
@@ -91,7 +93,7 @@ class Serving:
         if self._head is not None:
             raw, scale = cast(Tensor, self._head(full)), self._scale
         else:
-            weight, bias, scale = output_head(self.module)
+            weight, bias, scale = output_head(self._model)
             raw = linear(full, weight, bias)
         return raw[: len(hidden)] if scale == 1.0 else raw[: len(hidden)] * scale
 
@@ -127,6 +129,7 @@ def fold_adapters(live: PreTrainedModel, clone: PreTrainedModel) -> PreTrainedMo
             clone.set_submodule(name, _saved_in_use(clone.get_submodule(name)))
         elif _is_adapted(module):
             clone.set_submodule(name, _folded(module, clone.dtype))
+    vars(clone).pop("peft_config", None)  # what marks a model as adapted
     return clone
 
 

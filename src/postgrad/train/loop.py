@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from postgrad.errors import Interrupted, RunError
+from postgrad.formulas import NonFiniteError
 from postgrad.protocols import Engine
 from postgrad.train import checkpoint
 from postgrad.train.files import fault, write_json
@@ -160,17 +161,24 @@ def _one_step(method: Method, step: int, run: RunDirectory) -> dict[str, float]:
     start = time.perf_counter()
     try:
         metrics = method.step(step)
-    except RunError as error:
-        run.event("stopped", step=step, reason=str(error))
-        good = checkpoint.newest(run.checkpoints).folder
-        error.hint = f"{error.hint + '; ' if error.hint else ''}the last good checkpoint is {good.name if good else 'none'}"
-        raise
+    except (RunError, NonFiniteError) as error:
+        raise _stopped(step, error, run) from error
     metrics["time/step_s"] = time.perf_counter() - start
     fault(f"step:{step}")
     if method.evaluation_due(step):
         metrics |= method.evaluate(step)
     run.log(step, metrics)
     return metrics
+
+
+def _stopped(step: int, error: RunError | NonFiniteError, run: RunDirectory) -> RunError:
+    """The fault as the user sees it: which step, and what is safe. Neither error lets the optimizer step happen."""
+    run.event("stopped", step=step, reason=str(error))
+    good = checkpoint.newest(run.checkpoints).folder
+    safe = f"the last good checkpoint is {good.name if good else 'none'}"
+    if isinstance(error, RunError):
+        return RunError(f"step {step}: {error.what}", where=error.where, hint=f"{error.hint}; {safe}" if error.hint else safe)
+    return RunError(f"step {step}: {error}", hint=safe)
 
 
 def _save(method: Method, run: RunDirectory, step: int, *, keep: int) -> None:

@@ -1,0 +1,188 @@
+"""Which weights are sampled from: the live ones as they are now, adapters included, or a copy that follows them."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from postgrad.models.sampler import LocalSampler
+from postgrad.models.serving import PackedLinear, Serving, can_pack, fingerprint
+from postgrad.protocols import Completion, SampleKey, SamplingParams, TurnRequest
+from postgrad.testing.tiny import ARCHITECTURES, Architecture, tiny_model
+
+REQUESTS = [TurnRequest(SampleKey(0, 0, 0, sample), 0, (20, 30, 40), 12) for sample in range(3)]
+DTYPES = [None, torch.float32, torch.bfloat16]
+
+
+def sampler_of(model: nn.Module, dtype: torch.dtype | None = None) -> LocalSampler:
+    return LocalSampler(model, decode=str, dtype=dtype)
+
+
+def largest_error(model: nn.Module, answers: list[Completion]) -> float:
+    """Between the sampler's log-probs and those of a plain forward call of the live model."""
+    worst = 0.0
+    for request, answer in zip(REQUESTS, answers, strict=True):
+        with torch.no_grad():
+            logprobs = model(torch.tensor([request.context + answer.token_ids])).logits[0].float().log_softmax(-1)
+        expected = logprobs[len(request.context) - 1 : -1].gather(-1, torch.tensor(answer.token_ids)[:, None])[:, 0]
+        worst = max(worst, float((torch.tensor(answer.logprobs) - expected).abs().max()))
+    return worst
+
+
+def tolerance(dtype: torch.dtype | None) -> float:
+    return 0.5 if dtype is torch.bfloat16 else 1e-5
+
+
+def nudge(model: nn.Module, *, only: str = "") -> None:
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if only in name:
+                weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name))) * 0.3)
+
+
+@pytest.fixture
+def adapted() -> Any:
+    peft = pytest.importorskip("peft")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", lora_dropout=0.5, task_type="CAUSAL_LM")
+        model = peft.get_peft_model(tiny_model(tie_word_embeddings=False), config)
+    nudge(model, only="lora_B")
+    return model.eval()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_that_changed_are_used_at_the_next_call_even_without_forget(dtype: torch.dtype | None) -> None:
+    model = tiny_model()
+    sampler = sampler_of(model, dtype)
+    before = sampler.generate(REQUESTS, SamplingParams())
+    nudge(model)
+    after = sampler.generate(REQUESTS, SamplingParams())
+    assert after != before
+    assert after == sampler_of(model, dtype).generate(REQUESTS, SamplingParams())
+    assert largest_error(model, after) < tolerance(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_optimizer_step_and_forget_give_the_new_weights(dtype: torch.dtype | None) -> None:
+    model = tiny_model("qwen2")
+    sampler = sampler_of(model, dtype)
+    before = sampler.generate(REQUESTS, SamplingParams())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    model(torch.tensor([[5, 6, 7, 8]]), labels=torch.tensor([[5, 6, 7, 8]])).loss.backward()
+    optimizer.step()
+    sampler.forget()
+    after = sampler.generate(REQUESTS, SamplingParams())
+    assert after != before
+    assert after == sampler_of(model, dtype).generate(REQUESTS, SamplingParams())
+
+
+def test_weights_written_past_autograd_need_sync() -> None:
+    model = tiny_model()
+    sampler = sampler_of(model, torch.float32)
+    sampler.generate(REQUESTS, SamplingParams())
+    for weight in model.parameters():
+        weight.data.mul_(1.5)
+    sampler.sync()
+    assert largest_error(model, sampler.generate(REQUESTS, SamplingParams())) < 1e-5
+
+
+def test_the_copy_is_not_made_again_while_the_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[torch.dtype] = []
+    original = Serving.copied
+
+    def counted(model: nn.Module, dtype: torch.dtype, *, own_head: bool) -> Serving:
+        made.append(dtype)
+        return original(model, dtype, own_head=own_head)
+
+    monkeypatch.setattr(Serving, "copied", counted)
+    model = tiny_model()
+    sampler = sampler_of(model, torch.bfloat16)
+    for _ in range(3):
+        sampler.generate(REQUESTS, SamplingParams())
+        sampler.forget()
+    assert len(made) == 1
+    nudge(model)
+    sampler.generate(REQUESTS, SamplingParams())
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_an_fp32_copy_computes_what_the_model_computes(architecture: Architecture) -> None:
+    model = tiny_model(architecture)
+    assert largest_error(model, sampler_of(model, torch.float32).generate(REQUESTS, SamplingParams())) < 1e-5
+
+
+def test_a_bf16_copy_reports_the_logprobs_it_sampled_with() -> None:
+    """The behaviour policy is the bf16 model: its own forward call gives the same numbers, the fp32 model slightly others."""
+    model = tiny_model()
+    answers = sampler_of(model, torch.bfloat16).generate(REQUESTS, SamplingParams())
+    lowered = copy.deepcopy(model).to(torch.bfloat16)
+    assert largest_error(lowered, answers) < 0.3
+    assert 1e-5 < largest_error(model, answers) < 0.5
+
+
+def test_the_copy_never_touches_the_live_model() -> None:
+    model = tiny_model()
+    state = {name: weight.clone() for name, weight in model.state_dict().items()}
+    mark = fingerprint(model)
+    sampler_of(model, torch.bfloat16).generate(REQUESTS, SamplingParams())
+    assert fingerprint(model) == mark
+    assert all(torch.equal(weight, state[name]) for name, weight in model.state_dict().items())
+    assert all(weight.requires_grad for weight in model.parameters())
+    assert not any(isinstance(module, PackedLinear) for module in model.modules())
+
+
+def test_rotary_frequencies_keep_their_precision_in_the_copy() -> None:
+    serving = Serving.copied(tiny_model(), torch.bfloat16, own_head=False)
+    assert {buffer.dtype for name, buffer in serving.module.named_buffers() if "inv_freq" in name} == {torch.float32}
+    assert {weight.dtype for weight in serving.module.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_adapter_is_active(adapted: Any, dtype: torch.dtype | None) -> None:
+    answers = sampler_of(adapted, dtype).generate(REQUESTS, SamplingParams())
+    assert largest_error(adapted, answers) < tolerance(dtype)
+    with adapted.disable_adapter():
+        assert largest_error(adapted, answers) > tolerance(dtype)
+        plain = sampler_of(adapted, dtype).generate(REQUESTS, SamplingParams())
+        assert largest_error(adapted, plain) < tolerance(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_changed_or_disabled_adapter_is_noticed(adapted: Any, dtype: torch.dtype | None) -> None:
+    sampler = sampler_of(adapted, dtype)
+    first = sampler.generate(REQUESTS, SamplingParams())
+    nudge(adapted, only="lora_A")
+    assert largest_error(adapted, sampler.generate(REQUESTS, SamplingParams())) < tolerance(dtype)
+    with adapted.disable_adapter():
+        off = sampler.generate(REQUESTS, SamplingParams())
+        assert largest_error(adapted, off) < tolerance(dtype)
+    assert off != first
+    adapted.merge_adapter()
+    assert largest_error(adapted, sampler.generate(REQUESTS, SamplingParams())) < tolerance(dtype)
+
+
+def test_folding_an_adapter_leaves_the_live_adapter_as_it_is(adapted: Any) -> None:
+    state = {name: weight.clone() for name, weight in adapted.state_dict().items()}
+    mark = fingerprint(adapted)
+    serving = Serving.copied(adapted, torch.float32, own_head=False)
+    assert fingerprint(adapted) == mark
+    assert all(torch.equal(weight, state[name]) for name, weight in adapted.state_dict().items())
+    assert not any("lora" in name for name, _ in serving.module.named_modules())
+
+
+@pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.bfloat16), reason="oneDNN takes no bf16 linear layers here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_linear_layer_is_the_linear_layer(dtype: torch.dtype, bias: bool) -> None:
+    layer = nn.Linear(48, 100, bias=bias, dtype=dtype)
+    packed = PackedLinear(layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
+    x = torch.randn(1, 37, 48, generator=torch.Generator().manual_seed(0)).to(dtype)
+    with torch.no_grad():
+        torch.testing.assert_close(packed(x), layer(x))
