@@ -88,12 +88,13 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=4096, help="tokens_per_micro_batch")
+    parser.add_argument("--prompts", type=int, default=9, help="groups of 8 in the grpo workload")
     parser.add_argument("--only", choices=("stock", "packed"))
     arguments = parser.parse_args()
 
     torch.set_num_threads(2)
     rng = random.Random(0)
-    rows = grpo_rows(rng) if arguments.workload == "grpo" else sft_rows(rng)
+    rows = grpo_rows(rng, prompts=arguments.prompts) if arguments.workload == "grpo" else sft_rows(rng)
     total = sum(row.trained_tokens for row in rows)
     loaded = load(arguments.model, dtype=arguments.dtype)
     model = loaded.model

@@ -14,6 +14,7 @@ import pytest
 from postgrad.train.metrics import docs_page
 from postgrad.train.recipe import GRPORecipe, SFTRecipe
 from postgrad.train.recipe_file import load_recipe
+from postgrad.train.recipe_page import page as recipe_page
 
 ROOT = Path(__file__).parent.parent
 READMES = ["README.md", "README.zh-CN.md"]
@@ -75,6 +76,10 @@ def test_links_in_the_docs_lead_somewhere():
 
 def test_metrics_page_is_generated_from_the_registry():
     assert (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8") == docs_page()
+
+
+def test_recipe_page_is_generated_from_the_models():
+    assert (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8") == recipe_page()
 
 
 def test_version_is_in_the_changelog():

@@ -422,3 +422,18 @@ def test_each_graph_is_gone_before_the_next_micro_batch(monkeypatch: pytest.Monk
     monkeypatch.setattr(engines, "score", watched)
     LocalEngine(tiny_model(), tokens_per_micro_batch=12).forward_backward(rows_of(), loss)
     assert len(alive) > 3
+
+
+def test_memory_that_a_step_frees_is_kept_for_the_next() -> None:
+    """On glibc; elsewhere nothing is promised. Page faults of a repeated 64 MB allocation: about 16,000 each time without it."""
+    import resource
+
+    from postgrad.models.allocator import keep_freed_memory
+
+    if not keep_freed_memory():
+        pytest.skip("this C library has no mallopt")
+    torch.ones(1 << 24)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        torch.ones(1 << 24)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 16_000

@@ -79,7 +79,7 @@ def layouts_of_groups(draw: st.DrawFn) -> PackedLayout:
     return PackedLayout(tuple(segments))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(layout=layouts_of_groups())
 def test_any_layout_equals_masked_softmax(layout: PackedLayout) -> None:
     if layout.tokens:

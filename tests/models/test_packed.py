@@ -53,7 +53,7 @@ def seen_by(batch: MicroBatch, place: int) -> list[int]:
 
 
 @pytest.mark.parametrize("make", [pack, pad_rows])
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(rows=batches(), budget=st.integers(1, 60), whole=st.booleans())
 def test_each_trained_token_is_predicted_from_exactly_the_tokens_before_it(
     make: Callable[..., list[MicroBatch]], rows: list[TrainRow], budget: int, whole: bool
@@ -73,7 +73,7 @@ def test_each_trained_token_is_predicted_from_exactly_the_tokens_before_it(
     assert found == expected
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(rows=batches(), budget=st.integers(1, 60))
 def test_the_budget_holds_except_for_a_row_that_is_longer(rows: list[TrainRow], budget: int) -> None:
     for batch in pack(rows, tokens_per_micro_batch=budget):
@@ -147,7 +147,7 @@ def test_equal_prompts_of_different_groups_are_not_mixed_up() -> None:
         pack(rows, tokens_per_micro_batch=100, split_groups=False)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(lengths=st.lists(st.integers(1, 20), min_size=2, max_size=30), budget=st.integers(1, 40))
 def test_no_two_micro_batches_would_fit_into_one(lengths: list[int], budget: int) -> None:
     """For any limit, 2^k + 1 included (trl#3887: no packing at all there)."""

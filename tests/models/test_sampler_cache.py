@@ -209,7 +209,7 @@ def test_rows_of_very_different_lengths_are_not_padded_to_the_longest() -> None:
 
 
 def test_long_answers_outgrow_their_places() -> None:
-    requests = group_of(words(0, 5), 2, max_tokens=300)
+    requests = group_of(words(0, 5), 2, max_tokens=150)
     answers = sampler_of().generate(requests, SamplingParams())
     model = tiny_model()
     for request, answer in zip(requests, answers, strict=True):

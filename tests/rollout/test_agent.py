@@ -315,6 +315,14 @@ def test_a_call_inside_a_turn_that_was_cut_is_never_executed() -> None:
     assert rollout.tool_results == ()
 
 
+def test_a_call_that_a_limit_cut_in_two_is_not_counted_as_malformed() -> None:
+    for limits in ({"max_tokens": 20}, {"max_total_tokens": 20}):
+        rollout = rollout_of([ADD], **limits)
+        assert CHAT.parse(rollout.segments[-1].token_ids).calls  # the reader does see the opening of a call
+        assert rollout.stop.truncated
+        assert rollout.tool_results == ()
+
+
 def test_endless_calls_stop_at_eight_turns_by_default() -> None:
     rollout, policy = (result := groups_of(lambda request: ADD))[0][0].rollouts[0], result[1]
     assert rollout.stop is StopReason.TURNS
@@ -655,6 +663,21 @@ def test_a_turn_without_thoughts_does_not_fork(thinking_chat: ChatFormat) -> Non
     rollout = rollout_of([THOUGHT, ADD, ADD, "3"], chat=thinking_chat, history="fork")
     assert len(rollout.forks) == 1
     assert sources(rollout) == [Source.PROMPT, Source.MODEL, Source.TOOL, Source.MODEL, Source.TOOL, Source.MODEL]
+
+
+PRINTS_REASONING = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['role'] == 'assistant' and loop.last %}<think>{{ m.get('reasoning_content', '') }}</think>{% endif %}"
+    "{{ m['content'] }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_template_that_prints_thoughts_only_in_the_last_turn_forks_by_what_it_renders() -> None:
+    chat = ChatFormat(tiny_tokenizer(PRINTS_REASONING))
+    rollout = rollout_of([THOUGHT, "<think>so</think>3"], chat=chat, history="fork")
+    assert len(rollout.forks) == 1
+    assert "plus" not in CHAT.decode_raw(rollout.segments[0].token_ids)
+    assert rollout_of([THOUGHT, "<think>so</think>3"], chat=chat).rewrites == 1
 
 
 def test_a_plain_template_never_forks() -> None:

@@ -208,7 +208,8 @@ def test_a_reset_that_hangs_is_infrastructure_and_its_late_environment_is_closed
 
 def test_an_environment_that_crashes_in_the_middle_starts_its_rollout_again() -> None:
     crashes = iter([InfrastructureError("simulator died")])
-    made = []
+    made: list[Any] = []
+    closed: list[Any] = []
 
     class Game:
         def __init__(self) -> None:
@@ -223,12 +224,16 @@ def test_an_environment_that_crashes_in_the_middle_starts_its_rollout_again() ->
                     raise error
             return self.moves
 
+        def close(self) -> None:
+            closed.append(self)
+
     [group] = groups_of([call("move"), call("move"), "done"], [Game])
     [rollout] = group.rollouts
     assert rollout.stop is StopReason.END
     assert [result.content for result in rollout.tool_results] == ["1", "2"]
     assert len(rollout.infrastructure_errors) == 1
     assert len(made) == 2
+    assert closed == made  # the crashed one too, before the new one is made
 
 
 def test_an_ordinary_exception_of_an_environment_is_told_to_the_model() -> None:

@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from postgrad.rollout import ErrorKind, InfrastructureError, make_toolbox, tool
 from postgrad.rollout.execute import Call, ToolLimits, execute
-from postgrad.rollout.pool import Expired, Job, Returned, run_lanes
+from postgrad.rollout.pool import Expired, Job, Returned, _Attempt, run_lanes
 from postgrad.rollout.results import result_text, shorten
 from postgrad.rollout.tools import ToolSession
 from postgrad.types import MalformedCall, ToolCall, ToolResult
@@ -282,6 +283,11 @@ def test_calls_to_one_environment_run_in_call_order() -> None:
     assert [result.content for result in results] == ["1", "1,2", "1,2,3"]
 
 
+def test_waiting_for_an_earlier_call_to_the_environment_costs_no_deadline() -> None:
+    call = ToolCall("note", {"n": 1, "seconds": 0.8})
+    assert [result.error for result in run(call, call, call, tools=(Log,), deadline_s=1.4)] == ["", "", ""]
+
+
 def test_an_abandoned_call_keeps_its_environment_to_itself() -> None:
     results = run(ToolCall("note", {"n": 1, "seconds": 3}), ToolCall("note", {"n": 2}), tools=(Log,), deadline_s=0.2)
     assert [result.error for result in results] == ["deadline", "deadline"]
@@ -319,6 +325,14 @@ def test_a_result_that_comes_after_the_deadline_is_discarded_properly() -> None:
     assert outcome == Expired(0.1)
     assert done.wait(5)
     assert discarded == ["late"]
+
+
+def test_a_job_that_ends_late_has_expired_even_if_nobody_looked_at_the_clock() -> None:
+    finished: SimpleQueue[Any] = SimpleQueue()
+    discarded = threading.Event()
+    _Attempt(0, Job(lambda: time.sleep(0.2), 0.05, lambda _: discarded.set()), finished)
+    assert finished.get(timeout=20).outcome == Expired(0.05)
+    assert discarded.wait(5)
 
 
 # ---- the program itself

@@ -24,7 +24,7 @@ from postgrad.train.run import evaluate, run
 from postgrad.train.statistics import Interval, wilson
 from postgrad.types import Rollout
 
-QUICK = ("stages.grpo.max_steps=4", "stages.sft.max_steps=6")
+QUICK = ("stages.grpo.max_steps=3",)
 SETS = {"heldout.jsonl": "held out", "unseen.jsonl": "unseen templates"}
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from postgrad.errors import RunError
 from postgrad.models import engine_state
+from postgrad.models.allocator import keep_freed_memory
 from postgrad.models.capability import check_head, packed_refusal
 from postgrad.models.engine_state import EngineState
 from postgrad.models.forward import mode, score
@@ -75,6 +76,8 @@ class LocalEngine:
         self.autocast = autocast
         self.dropout = dropout
         self.device = next(model.parameters()).device
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self._refusals: dict[int, str | None] = {}
         self.refusal_to_pack(model)
         self.optimizer = Optimizer(model, optimizer or OptimizerConfig(), max_grad_norm=max_grad_norm)
