@@ -80,3 +80,109 @@ def test_grpo_killed_after_any_step_resumes_bit_for_bit(finished, make_task, tmp
     assert done.returncode == 0, done.stderr
     assert metrics(tmp_path / "run" / "grpo") == metrics(finished / "grpo")
     assert weights(tmp_path / "run" / "grpo") == weights(finished / "grpo")
+
+
+@pytest.mark.parametrize("step", [7, 15, 40])
+def test_sft_killed_after_a_step_resumes_bit_for_bit(finished, make_task, tmp_path, step):
+    task = make_task(tmp_path)
+    assert command("train", str(task / "recipe.yaml"), fault=f"step:{step}").returncode == -signal.SIGKILL
+    done = command("resume", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert metrics(tmp_path / "run" / "sft") == metrics(finished / "sft")
+    assert weights(tmp_path / "run" / "sft") == weights(finished / "sft")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_finishes_the_step_saves_and_exits_with_its_code(finished, make_task, tmp_path, number):
+    task = make_task(tmp_path)
+    shutil.copytree(finished / "sft", tmp_path / "run" / "sft")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "postgrad", "train", str(task / "recipe.yaml")], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stderr is not None
+    for line in child.stderr:
+        if line.startswith("step 1/"):
+            child.send_signal(number)
+            break
+    rest = child.stderr.read()
+    assert child.wait(timeout=120) == 128 + number, rest
+    assert "everything is saved" in rest
+    assert "postgrad resume" in rest
+    assert "Traceback" not in rest
+    resume(tmp_path / "run")
+    assert metrics(tmp_path / "run" / "grpo") == metrics(finished / "grpo")
+
+
+def test_finished_pipeline_is_not_run_again(finished):
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file() and path.name != ".lock"}
+    resume(finished)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_resuming_with_changed_data_is_refused(finished, make_task, tmp_path):
+    task = make_task(tmp_path)
+    shutil.copytree(finished / "sft", tmp_path / "run" / "sft")
+    assert command("train", str(task / "recipe.yaml"), fault="step:2").returncode == -signal.SIGKILL
+    (task / "prompts.jsonl").write_text((task / "prompts.jsonl").read_text().replace("1 and 2", "9 and 2"))
+    done = command("resume", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert "changed since this run started: prompts.jsonl" in done.stderr
+
+
+def test_half_written_newest_checkpoint_is_skipped_with_a_note(finished, make_task, tmp_path):
+    task = make_task(tmp_path)
+    shutil.copytree(finished / "sft", tmp_path / "run" / "sft")
+    assert command("train", str(task / "recipe.yaml"), fault="step:4").returncode == -signal.SIGKILL
+    newest = sorted((tmp_path / "run" / "grpo" / "checkpoints").glob("step-*"))[-1]
+    (newest / "MANIFEST.json").unlink()
+    done = command("resume", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert f"{newest.name}: no MANIFEST.json" in done.stderr
+    assert weights(tmp_path / "run" / "grpo") == weights(finished / "grpo")
+
+
+def test_dry_run_shows_what_is_trained_and_writes_nothing(finished, make_task, tmp_path):
+    task = make_task(tmp_path)
+    done = command("train", str(task / "recipe.yaml"), "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "⟦" in done.stdout
+    assert "has not run yet" in done.stdout
+    assert not (tmp_path / "run").exists()
+    shutil.copytree(finished / "sft", tmp_path / "run" / "sft")
+    done = command("train", str(task / "recipe.yaml"), "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "rollout 3:" in done.stdout
+    assert not (tmp_path / "run" / "grpo").exists()
+
+
+def test_finished_model_opens_in_transformers_with_the_same_tokens(finished):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from postgrad.models.loading import load
+
+    folder = finished / "grpo" / "model"
+    theirs, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    ours = load(str(finished / "grpo"))
+    ids = ours.tokenizer("1 and 2?", return_tensors="pt").input_ids
+    assert tokenizer("1 and 2?").input_ids == ids[0].tolist()
+    assert (theirs(ids).logits - ours.model(ids).logits).abs().max() < 1e-6
+
+
+def test_eval_of_a_finished_run_reports_intervals(finished):
+    done = command("eval", str(finished), "--json")
+    assert done.returncode == 0, done.stderr
+    right = json.loads(done.stdout)["rewards"]["right"]
+    assert right["low"] <= right["mean"] <= right["high"]
+    assert right["count"] == 6
+
+
+def test_reward_that_asks_for_a_missing_column_stops_before_training(make_task, tmp_path, finished):
+    task = make_task(tmp_path)
+    shutil.copytree(finished / "sft", tmp_path / "run" / "sft")
+    rows = [json.loads(line) for line in (task / "prompts.jsonl").read_text().splitlines()]
+    (task / "prompts.jsonl").write_text("".join(json.dumps({"prompt": row["prompt"], "gold": row["answer"]}) + "\n" for row in rows))
+    done = command("train", str(task / "recipe.yaml"))
+    assert done.returncode == 3
+    assert "column 'answer'" in done.stderr
+    assert "gold" in done.stderr

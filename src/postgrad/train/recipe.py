@@ -136,9 +136,12 @@ class Reward(Section):
     """Left out = what the reward itself declares."""
     name: str | None = None
     args: dict[str, Any] = {}
-    """Keyword arguments of a shipped reward."""
+    """Keyword arguments that are bound to the function."""
     deadline_s: Positive | None = None
     on_error: Literal["abstain", "stop"] = "abstain"
+    """What an exception, a crash or a missed deadline does: the rollout is left out of this reward and counted, or the run stops."""
+    on_nonfinite: Literal["abstain", "stop"] = "stop"
+    """The same for an infinite value. NaN always abstains and is counted."""
 
 
 class GRPOLoss(Section):
@@ -203,6 +206,10 @@ class Base(Section):
     epochs: Positive | None = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the computation; the trained weights are always float32."""
+    chat_template: str | None = None
+    """A built-in template's name (chatml) or Jinja text, instead of the tokenizer's own."""
+    tool_protocol: Literal["auto", "template", "text"] = "auto"
+    """How calls are written: as the chat template does, or as `<tool_call>` JSON in the text; auto = the template's where it has one."""
     adapter: Adapter | None = None
     optimizer: Optimizer = Optimizer()
     checkpoint: Checkpoint = Checkpoint()

@@ -186,7 +186,7 @@ def evaluate(
     watcher = reporter or SilentReporter()
     toolbox = load_tools(recipe.tools, base)
     rewards = setup.load_recipe_rewards(recipe, base)
-    policy = setup.load_frozen_policy(model, dtype=recipe.dtype)
+    policy = setup.load_frozen_policy(model, recipe)
     loaded = setup.load_prompts(recipe, policy, base, name=data, toolbox=toolbox)
     prompts = loaded.prompts[: rows or recipe.evaluation.rows]
     sampler = policy.sampler(max_batch=recipe.sampler.max_batch, progress=sampler_progress(watcher))

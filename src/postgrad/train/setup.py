@@ -41,16 +41,19 @@ class Policy:
 
 
 def load_policy(recipe: Base) -> Policy:
-    return _policy(load(recipe.model, adapter=recipe.adapter, dtype=recipe.dtype, seed=recipe.seed))
+    return _policy(load(recipe.model, adapter=recipe.adapter, dtype=recipe.dtype, seed=recipe.seed), recipe)
 
 
-def load_frozen_policy(model: str, *, dtype: str = "auto") -> Policy:
-    """For generating and evaluating: nothing is trained."""
-    return _policy(load(model, dtype=dtype, trainable=False))
+def load_frozen_policy(model: str, recipe: Base | None = None) -> Policy:
+    """For generating and evaluating: nothing is trained. Precision and chat format are the recipe's, if there is one."""
+    return _policy(load(model, dtype=recipe.dtype if recipe else "auto", trainable=False), recipe)
 
 
-def _policy(model: LanguageModel) -> Policy:
-    return Policy(model=model, chat=ChatFormat(model.tokenizer, stop_ids=model.stop_ids))
+def _policy(model: LanguageModel, recipe: Base | None) -> Policy:
+    if recipe is None:
+        return Policy(model, ChatFormat(model.tokenizer, stop_ids=model.stop_ids))
+    chat = ChatFormat(model.tokenizer, stop_ids=model.stop_ids, tool_protocol=recipe.tool_protocol, template=recipe.chat_template)
+    return Policy(model, chat)
 
 
 def make_engine(recipe: SFTRecipe | GRPORecipe, policy: Policy, *, with_reference: bool) -> LocalEngine:
