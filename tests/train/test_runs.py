@@ -16,7 +16,7 @@ import pytest
 
 from postgrad.train.metrics import find
 from postgrad.train.recipe_file import load_recipe
-from postgrad.train.run import run
+from postgrad.train.run import resume, run
 from postgrad.train.run_directory import read_jsonl
 
 pytestmark = pytest.mark.slow
