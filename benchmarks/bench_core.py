@@ -3,7 +3,7 @@
     python benchmarks/bench_core.py [--model smollm2-135m] [--workload grpo|sft] [--dtype bfloat16|float32] [--repeats 3]
 
 The two run alternately in one process, so a busy machine slows both; read the ratio. Stock means: rows padded on the right in
-micro-batches of 8, the model's own attention and head, log-softmax in fp32. The losses are printed and must agree.
+micro-batches of 4, the model's own attention and head, log-softmax in fp32. The losses are printed and must agree.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def sft_rows(rng: random.Random) -> list[TrainRow]:
     return rows
 
 
-def stock(model: torch.nn.Module, rows: list[TrainRow], dtype: torch.dtype | None, total: int, size: int = 8) -> float:
+def stock(model: torch.nn.Module, rows: list[TrainRow], dtype: torch.dtype | None, total: int, size: int = 4) -> float:
     """The plain computation: padded rows, all logits, log-softmax in fp32."""
     loss_sum = 0.0
     for start in range(0, len(rows), size):

@@ -172,7 +172,7 @@ def test_bf16_autocast_stays_close_to_fp32_and_keeps_fp32_gradients() -> None:
 
 
 def test_no_tensor_of_tokens_times_vocabulary_is_made() -> None:
-    """960 trained tokens × 20,000 entries would be 19 million; weights (20,000 × 8) and tiles (8 million) are the largest."""
+    """1,920 trained tokens × 9,000 entries would be 17 million; tiles (8 million) are the largest."""
 
     class Largest(TorchDispatchMode):
         elements = 0
@@ -183,8 +183,8 @@ def test_no_tensor_of_tokens_times_vocabulary_is_made() -> None:
                 self.elements = max(self.elements, tensor.numel() if isinstance(tensor, Tensor) else 0)
             return result
 
-    model = tiny_model(vocab_size=20_000, hidden_size=8, num_attention_heads=2, num_key_value_heads=1, intermediate_size=8)
-    rows = [row([7 * at % 19_000 for at in range(121)], [False] + [True] * 120) for _ in range(8)]
+    model = tiny_model(vocab_size=9_000, hidden_size=8, num_attention_heads=2, num_key_value_heads=1, intermediate_size=8)
+    rows = [row([7 * at % 8_999 for at in range(121)], [False] + [True] * 120) for _ in range(16)]
     engine = LocalEngine(model)
     with Largest() as largest:
         engine.forward_backward(rows, loss)
@@ -425,15 +425,17 @@ def test_each_graph_is_gone_before_the_next_micro_batch(monkeypatch: pytest.Monk
 
 
 def test_memory_that_a_step_frees_is_kept_for_the_next() -> None:
-    """On glibc; elsewhere nothing is promised. Page faults of a repeated 64 MB allocation: about 16,000 each time without it."""
+    """On glibc; elsewhere nothing is promised. Without it each 64 MB tensor costs 16,000 page faults."""
     import resource
 
     from postgrad.models.allocator import keep_freed_memory
 
     if not keep_freed_memory():
         pytest.skip("this C library has no mallopt")
-    torch.ones(1 << 24)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(5):
+
+    def faults_of_a_tensor() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         torch.ones(1 << 24)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 16_000
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    assert min(faults_of_a_tensor() for _ in range(20)) < 100

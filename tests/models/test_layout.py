@@ -129,9 +129,9 @@ def test_dropout_takes_the_plain_path_and_drops() -> None:
     noisy = [PackedLayout(SEGMENTS).attend(0, *operands, scaling=None, dropout=0.5) for _ in range(2)]
     assert not torch.equal(*noisy)
     torch.manual_seed(0)
-    many = torch.stack([PackedLayout(SEGMENTS).attend(0, *operands, scaling=None, dropout=0.1) for _ in range(400)])
+    many = torch.stack([PackedLayout(SEGMENTS).attend(0, *operands, scaling=None, dropout=0.1) for _ in range(200)])
     quiet = PackedLayout(SEGMENTS).attend(0, *operands, scaling=None, dropout=0.0)
-    assert (many.mean(0) - quiet).abs().mean() < 0.02
+    assert (many.mean(0) - quiet).abs().mean() < 0.03
 
 
 def test_a_value_width_of_its_own_takes_the_plain_path() -> None:

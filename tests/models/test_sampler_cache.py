@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from postgrad.models.decode import FlatDecoder
+from postgrad.models.kv import Stack
 from postgrad.models.sampler import LocalSampler
 from postgrad.models.serving import Serving
 from postgrad.protocols import Completion, SampleKey, SamplingParams, TurnRequest
@@ -238,6 +240,32 @@ def test_the_cache_stays_within_its_budget_and_only_costs_time() -> None:
     assert 0 < flat(sampler).closed.nbytes() <= budget
     later = next_turns(requests, answers)
     assert_alike(sampler.generate(later, PARAMS), sampler_of().generate(later, PARAMS))
+
+
+def test_what_is_counted_is_what_is_held() -> None:
+    """Prefixes that lay in one stack do not keep its memory once their neighbours are dropped; no stack outlives its batch."""
+    sampler = sampler_of(cache_bytes=200 * BYTES_PER_TOKEN)
+    sampler.generate([request for prompt in range(6) for request in group_of(words(prompt, 50), 2, prompt=prompt)], PARAMS)
+    closed = flat(sampler).closed
+    blocks = [row.own for row in closed.values()] + [prefix.block for prefix in {row.prefix for row in closed.values()}]
+    storages = {tensor.untyped_storage().data_ptr(): tensor for block in blocks for tensor in (*block.keys, *block.values)}
+    assert sum(tensor.untyped_storage().nbytes() for tensor in storages.values()) == closed.nbytes()
+    gc.collect()
+    assert not [thing for thing in gc.get_objects() if type(thing) is Stack]
+
+
+def test_a_context_that_was_not_read_to_its_end_is_never_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = sampler_of()
+    requests = group_of(words(0, 40), 3)
+    caught: list[BaseException] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Serving, "hidden", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        try:
+            sampler.generate(requests, PARAMS)
+        except KeyboardInterrupt as interrupt:
+            caught.append(interrupt)  # its traceback keeps the half-made rows alive
+    assert caught
+    assert_alike(sampler.generate(requests, PARAMS), sampler_of().generate(requests, PARAMS))
 
 
 def test_the_least_recently_used_rollout_is_dropped_first() -> None:

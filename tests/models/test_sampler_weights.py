@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from postgrad.models.sampler import LocalSampler
-from postgrad.models.serving import PackedLinear, Serving, can_pack, fingerprint
+from postgrad.models.serving import PackedLinear, Serving, can_pack, contents, fingerprint
 from postgrad.protocols import Completion, SampleKey, SamplingParams, TurnRequest
 from postgrad.testing.tiny import ARCHITECTURES, Architecture, tiny_model
 
@@ -48,8 +48,9 @@ def nudge(model: nn.Module, *, only: str = "") -> None:
 @pytest.fixture
 def adapted() -> Any:
     peft = pytest.importorskip("peft")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
+        torch.manual_seed(0)  # lora_A starts random
         config = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", lora_dropout=0.5, task_type="CAUSAL_LM")
         model = peft.get_peft_model(tiny_model(tie_word_embeddings=False), config)
     nudge(model, only="lora_B")
@@ -82,7 +83,29 @@ def test_an_optimizer_step_and_forget_give_the_new_weights(dtype: torch.dtype | 
     assert after == sampler_of(model, dtype).generate(REQUESTS, SamplingParams())
 
 
-def test_weights_written_past_autograd_need_sync() -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_written_behind_autograds_back_are_noticed_after_forget(dtype: torch.dtype | None) -> None:
+    """Through `.data`, or by fused optimizers that do not count their writes."""
+    model = tiny_model()
+    sampler = sampler_of(model, dtype)
+    sampler.generate(REQUESTS, SamplingParams())
+    mark = fingerprint(model)
+    for weight in model.parameters():
+        weight.data.mul_(-1.5)
+    assert fingerprint(model) == mark
+    sampler.forget()
+    assert largest_error(model, sampler.generate(REQUESTS, SamplingParams())) < tolerance(dtype)
+
+
+def test_one_weight_off_by_one_bit_is_noticed() -> None:
+    model = tiny_model()
+    before = contents(model)
+    weight = model.get_input_embeddings().weight
+    weight.data[3, 4] = torch.nextafter(weight.data[3, 4], torch.tensor(9.0))
+    assert contents(model) != before
+
+
+def test_sync_copies_at_once() -> None:
     model = tiny_model()
     sampler = sampler_of(model, torch.float32)
     sampler.generate(REQUESTS, SamplingParams())

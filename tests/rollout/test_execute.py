@@ -165,11 +165,11 @@ def test_a_tools_own_deadline_replaces_the_recipes() -> None:
 def test_the_deadline_counts_from_the_start_of_the_call_not_from_its_place_in_the_queue() -> None:
     def nap() -> str:
         """Nap."""
-        time.sleep(0.3)
+        time.sleep(0.2)
         return "rested"
 
-    results = run(*[ToolCall("nap", {})] * 4, tools=(nap,), deadline_s=1.1, workers=1)
-    assert [result.content for result in results] == ["rested"] * 4
+    results = run(*[ToolCall("nap", {})] * 12, tools=(nap,), deadline_s=2.0, workers=1)  # the last one starts after 2.2 s
+    assert [result.content for result in results] == ["rested"] * 12
 
 
 def test_an_async_tool_is_cancelled_at_its_deadline() -> None:
@@ -284,8 +284,8 @@ def test_calls_to_one_environment_run_in_call_order() -> None:
 
 
 def test_waiting_for_an_earlier_call_to_the_environment_costs_no_deadline() -> None:
-    call = ToolCall("note", {"n": 1, "seconds": 0.8})
-    assert [result.error for result in run(call, call, call, tools=(Log,), deadline_s=1.4)] == ["", "", ""]
+    call = ToolCall("note", {"n": 1, "seconds": 0.5})
+    assert [result.error for result in run(*[call] * 6, tools=(Log,), deadline_s=2.4)] == [""] * 6  # the last one starts after 2.5 s
 
 
 def test_an_abandoned_call_keeps_its_environment_to_itself() -> None:

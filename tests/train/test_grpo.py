@@ -35,7 +35,9 @@ def value_and_gradient(loss: GRPOLoss, *, old: Tensor | None = None, current: Te
     if old is not None:
         per_token["old_logprobs"] = old
     leaf = current.clone().requires_grad_()
-    value, sums = grpo_loss(settings, Denominators(tokens=4.0, rollouts=2.0))(leaf, FakeRows(mask, {"advantages": ADVANTAGES}, per_token))
+    value, sums = grpo_loss(settings, Denominators(tokens=4.0, rollouts=2.0))(
+        leaf, FakeRows(mask, {"advantages": ADVANTAGES, "share": torch.ones(2)}, per_token)
+    )
     value.backward()
     return value.item(), leaf.grad, sums
 
@@ -144,6 +146,9 @@ def test_forked_rollout_becomes_one_row_per_fork_without_a_shared_prefix():
     rows = rows_of(0, rollout, 1.0)
     assert [row.token_ids for row in rows] == [(1, 2, 3), (1, 9, 2, 4)]
     assert [row.group for row in rows] == [None, None]
+    assert [row.per_row["share"] for row in rows] == [0.5, 0.5]
+    (batch,) = minibatches([judged([rollout, sample(2)], [1.0, -1.0])])
+    assert batch.denominators == Denominators(tokens=4.0, rollouts=2.0)
 
 
 def test_zero_advantage_rollout_counts_in_the_denominator_and_costs_no_row():

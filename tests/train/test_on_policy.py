@@ -25,7 +25,10 @@ def sampled_row(sampler: LocalSampler, step: int, temperature: float) -> TrainRo
     ids = PROMPT + completion.token_ids
     old = [0.0] * len(PROMPT) + list(completion.logprobs)
     return TrainRow(
-        ids, (False,) * len(PROMPT) + (True,) * len(completion.token_ids), per_token={"old_logprobs": old}, per_row={"advantages": 1.0}
+        ids,
+        (False,) * len(PROMPT) + (True,) * len(completion.token_ids),
+        per_token={"old_logprobs": old},
+        per_row={"advantages": 1.0, "share": 1.0},
     )
 
 

@@ -101,12 +101,13 @@ def test_signal_finishes_the_step_saves_and_exits_with_its_code(finished, make_t
         [sys.executable, "-m", "postgrad", "train", str(task / "recipe.yaml")], env=environment, stderr=subprocess.PIPE, text=True
     )
     assert child.stderr is not None
-    for line in child.stderr:
-        if line.startswith("step 1/"):
-            child.send_signal(number)
-            break
-    rest = child.stderr.read()
-    assert child.wait(timeout=120) == 128 + number, rest
+    with child:
+        for line in child.stderr:
+            if line.startswith("step 1/"):
+                child.send_signal(number)
+                break
+        rest = child.stderr.read()
+    assert child.returncode == 128 + number, rest
     assert "everything is saved" in rest
     assert "postgrad resume" in rest
     assert "Traceback" not in rest

@@ -73,16 +73,25 @@ class LruRows(OrderedDict[SampleKey, Row]):
         return sum(row.own.nbytes for row in self.values()) + sum(prefix.block.nbytes for prefix in prefixes)
 
     def evict(self, budget: int) -> None:
-        while self and self.nbytes() > budget:
-            self.popitem(last=False)
+        excess = self.nbytes() - budget
+        if excess <= 0:
+            return
+        while self and excess > 0:
+            _, row = self.popitem(last=False)
+            excess -= row.own.nbytes
+            if all(other.prefix is not row.prefix for other in self.values()):
+                excess -= row.prefix.block.nbytes
+        for prefix in {row.prefix for row in self.values()}:
+            prefix.leave_stack()  # which would keep its evicted neighbours' memory
 
 
 class _Switch:
     """The layout that the model attends with, changed from one forward call to the next."""
 
-    current: Layout
+    current: Layout | None = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float) -> Tensor:
+        assert self.current is not None
         return self.current.attend(layer, query, key, value, scaling=scaling, dropout=dropout)
 
 
@@ -114,6 +123,7 @@ class FlatDecoder:
         self.own: list[tuple[Stack, list[Row]]] = []
         self._prefixes: list[tuple[Stack, list[Prefix]]] = []
         self._layout: StepLayout | None = None
+        self._switch.current = None
         self.closed.evict(self._cache_bytes)
 
     @contextmanager
@@ -128,10 +138,11 @@ class FlatDecoder:
         rows: list[Row] = []
         first: dict[Prefix, _Run] = {}
         later: dict[Row, _Run] = {}
+        new: dict[tuple[int, ...], Prefix] = {}
         for request in requests:
             row = self._continued(request)
             if row is None:
-                row = Row.behind(request.key, self._prefix(request.context, first))
+                row = Row.behind(request.key, self._prefix(request.context, new, first))
             else:
                 later[row] = self._append(row, request.context)
             rows.append(row)
@@ -139,6 +150,7 @@ class FlatDecoder:
         self._read([*first.values(), *later.values()])
         for prefix, run in first.items():
             prefix.last_hidden = run.hidden
+        self.prefixes.update(new)  # only now: one that was not read to its end must never be found
         hidden = [later[row].hidden if row in later else row.prefix.last_hidden for row in rows]
         return rows, self._serving.logits(torch.stack(cast("list[Tensor]", hidden)))
 
@@ -153,11 +165,11 @@ class FlatDecoder:
         del row.ids[common:]
         return row
 
-    def _prefix(self, context: tuple[int, ...], first: dict[Prefix, _Run]) -> Prefix:
+    def _prefix(self, context: tuple[int, ...], new: dict[tuple[int, ...], Prefix], first: dict[Prefix, _Run]) -> Prefix:
         """The prefix that is this context: one that a rollout still holds, or a new one and the plan to read it."""
-        prefix = self.prefixes.get(context)
+        prefix = self.prefixes.get(context) or new.get(context)
         if prefix is None:
-            prefix = self.prefixes[context] = Prefix.of(context)
+            prefix = new[context] = Prefix.of(context)
             first[prefix] = _Run(context, Piece(prefix.block, 0, len(context)), 0)
         return prefix
 

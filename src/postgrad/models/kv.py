@@ -81,6 +81,11 @@ class Prefix:
     def of(cls, ids: tuple[int, ...]) -> Prefix:
         return cls(ids, KVBlock(round_up(len(ids), 2 * KEYS_MULTIPLE)))
 
+    def leave_stack(self) -> None:
+        """Give the block memory of its own if it is a slot of a stack."""
+        if any(tensor.untyped_storage().nbytes() > tensor.nbytes for tensor in self.block.keys):
+            self.block = self.block.copied(len(self.ids), self.block.capacity)
+
 
 @dataclass(eq=False)
 class Row:

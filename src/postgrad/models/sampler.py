@@ -8,7 +8,8 @@
    that order.
 2. Rollouts that start with the same context share one copy of its keys and values; the next turn of a rollout continues its cache.
 3. Finished rows leave the flat row at once; their place in the cache's blocks is reclaimed when half of it is unused.
-4. Weights that changed are noticed (`serving.fingerprint`): every cache is then dropped and a copy of the weights made anew.
+4. Weights that changed are noticed (`serving.fingerprint`, and after `forget` `serving.contents`): every cache is then dropped and a
+   copy of the weights made anew.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from postgrad.models.capability import check_head, packed_refusal
 from postgrad.models.decode import CacheDecoder, Decoder, FlatDecoder
 from postgrad.models.noise import TurnNoise
 from postgrad.models.picking import check_params, pick
-from postgrad.models.serving import Serving, fingerprint
+from postgrad.models.serving import Serving, contents, fingerprint
 from postgrad.models.stopping import Decode, StopRule
 from postgrad.protocols import Completion, Finish, SamplingParams, TurnRequest
 
@@ -100,27 +101,36 @@ class LocalSampler:
         """Why the flat decoder cannot be used for this model (None = it can); rows are then decoded one at a time."""
         self._decoder: Decoder[Any] | None = None
         self._weights: tuple[object, ...] = ()
+        self._contents: tuple[int, ...] = ()
+        self._compared = True
 
     # Weights
 
     def forget(self) -> None:
-        """Drop every cache. The next call looks whether the weights changed."""
+        """Drop every cache. A copy of the weights is compared with the live ones at the next call, number by number."""
         if self._decoder is not None:
             self._decoder.forget()
+        self._compared = self._dtype is None
 
     def sync(self) -> None:
-        """Drop every cache and copy the weights anew, now. Only needed after weights were written through `.data`, unseen by autograd."""
+        """Drop every cache and copy the weights anew, now."""
         self._decoder = None
         self._current()
 
     def _current(self) -> Decoder[Any]:
         """The decoder for the weights as they are now."""
         weights = fingerprint(self._model)
-        if self._decoder is None or weights != self._weights:
+        if self._decoder is None or weights != self._weights or not self._still_the_same():
             self._decoder = None  # frees the old copy before the new one is made
             self._decoder = self._make_decoder()
             self._weights = weights
+            self._contents = () if self._dtype is None else contents(self._model)
+        self._compared = True
         return self._decoder
+
+    def _still_the_same(self) -> bool:
+        """After `forget`: whether the copy's weights are still the live ones, also where nothing counted the writes."""
+        return self._compared or contents(self._model) == self._contents
 
     def _make_decoder(self) -> Decoder[Any]:
         flat = self.refusal is None

@@ -159,13 +159,22 @@ def _pack_linears(model: PreTrainedModel) -> None:
 
 
 def fingerprint(model: nn.Module) -> tuple[object, ...]:
-    """Equal fingerprints = the same weights and the same adapters in use, unless weights were written through `.data`.
+    """Equal fingerprints = the same weights and the same adapters in use, unless weights were written behind autograd's back.
 
-    Costs nothing: in-place updates are counted by autograd's version counters.
+    Costs nothing: in-place updates are counted by autograd's version counters. Writes through `.data` and some fused optimizers
+    are not counted; `contents` sees those.
     """
     weights = [(weight.data_ptr(), -1 if weight.is_inference() else weight._version) for weight in model.parameters()]
     adapters = [_adapter_state(module) for module in model.modules() if isinstance(getattr(module, "disable_adapters", None), bool)]
     return (*weights, *adapters)
+
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def contents(model: nn.Module) -> tuple[int, ...]:
+    """For each weight the sum of its bit patterns: changes with any ordinary update, however small. Reads every weight once."""
+    return tuple(int(weight.detach().view(_BITS[weight.element_size()]).sum(dtype=torch.int64)) for weight in model.parameters())
 
 
 def _adapter_state(layer: Any) -> tuple[object, ...]:

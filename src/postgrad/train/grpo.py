@@ -59,7 +59,7 @@ def grpo_loss(settings: LossSettings, batch: Denominators) -> LossFunction:
             kl = KL[settings.kl_estimator](current, rows.per_token["reference_logprobs"], mask)
             per_token = per_token + settings.kl_coef * kl
             sums["kl"] = kl.detach().sum()
-        return aggregate(settings, per_token, mask, batch), sums
+        return aggregate(settings, per_token, rows, batch), sums
 
     return loss
 
@@ -84,12 +84,13 @@ def surrogate(settings: LossSettings, ratio: Tensor, advantages: Tensor, current
     return formulas.clipped_surrogate(ratio, advantages, **clip)
 
 
-def aggregate(settings: LossSettings, per_token: Tensor, mask: Tensor, batch: Denominators) -> Tensor:
+def aggregate(settings: LossSettings, per_token: Tensor, rows: Rows, batch: Denominators) -> Tensor:
+    """The batch's loss. The mean over a rollout that was forked into several rows weighs each row by its share of the tokens."""
     if settings.aggregation == "token_mean":
-        return formulas.token_mean(per_token, mask, denominator=batch.tokens)
+        return formulas.token_mean(per_token, rows.mask, denominator=batch.tokens)
     if settings.aggregation == "sequence_mean":
-        return formulas.sequence_mean(per_token, mask, denominator=batch.rollouts)
-    return formulas.constant_length_mean(per_token, mask, settings.length, denominator=batch.rollouts)
+        return formulas.sequence_mean(rows.per_row["share"][:, None] * per_token, rows.mask, denominator=batch.rollouts)
+    return formulas.constant_length_mean(per_token, rows.mask, settings.length, denominator=batch.rollouts)
 
 
 def clip_counts(settings: LossSettings, ratio: Tensor, advantages: Tensor, mask: Tensor) -> dict[str, Tensor]:

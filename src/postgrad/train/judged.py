@@ -61,10 +61,7 @@ class Denominators:
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """One optimizer step: the rows that can have a gradient, and denominators that count the others as well.
-
-    `sampled` holds, per row, the sampler's log-probs of the trained tokens: how far the trainer's differ is worth watching.
-    """
+    """One optimizer step: the rows that can have a gradient, and denominators that count the others as well."""
 
     rows: tuple[TrainRow, ...]
     denominators: Denominators
@@ -86,8 +83,13 @@ def counts(rollout: Rollout, total: float, *, mask_truncated: bool) -> bool:
 
 
 def rows_of(index: int, rollout: Rollout, advantage: float) -> list[TrainRow]:
-    """The training rows of one rollout of group `index`: one, or one per fork. The mask is the rollout's own tool mask."""
-    rows = [_row(segments, advantage) for segments in (*rollout.forks, rollout.segments)]
+    """The training rows of one rollout of group `index`: one, or one per fork. The mask is the rollout's own tool mask.
+
+    per_row["share"] is the row's part of the rollout's sampled tokens (1 without forks): a mean over a rollout is the sum over its rows
+    of share × the row's mean, so a forked rollout weighs as much as any other.
+    """
+    total = max(1, rollout.sampled_tokens)
+    rows = [_row(segments, advantage, total) for segments in (*rollout.forks, rollout.segments)]
     prompt = rollout.segments[0]
     if rollout.forks or prompt.source is not Source.PROMPT:
         return rows
@@ -95,11 +97,11 @@ def rows_of(index: int, rollout: Rollout, advantage: float) -> list[TrainRow]:
     return [TrainRow(row.token_ids, row.trained, index, len(prompt.token_ids), row.per_token, row.per_row)]
 
 
-def _row(segments: Sequence[Segment], advantage: float) -> TrainRow:
+def _row(segments: Sequence[Segment], advantage: float, sampled_tokens: int) -> TrainRow:
     ids = tuple(token for segment in segments for token in segment.token_ids)
     mask = tuple(flag for segment in segments for flag in segment.mask)
     old = [value for segment in segments for value in (segment.logprobs or (0.0,) * len(segment.token_ids))]
-    return TrainRow(ids, mask, per_token={"sampler_logprobs": old}, per_row={"advantages": advantage})
+    return TrainRow(ids, mask, per_token={"sampler_logprobs": old}, per_row={"advantages": advantage, "share": sum(mask) / sampled_tokens})
 
 
 def split_minibatches(
@@ -117,11 +119,11 @@ def split_minibatches(
 
 def _minibatch(groups: Sequence[JudgedGroup], first: int, *, mask_truncated: bool, skip_zero: bool) -> Minibatch:
     counted = [
-        (row, judged.advantages[position])
+        (index, rollout, judged.advantages[position])
         for index, judged in enumerate(groups, start=first)
         for position, rollout in enumerate(judged.group.rollouts)
         if counts(rollout, judged.totals[position], mask_truncated=mask_truncated)
-        for row in rows_of(index, rollout, judged.advantages[position])
     ]
-    denominators = Denominators(float(sum(row.trained_tokens for row, _ in counted)), float(len(counted)))
-    return Minibatch(tuple(row for row, advantage in counted if advantage != 0.0 or not skip_zero), denominators)
+    denominators = Denominators(float(sum(rollout.sampled_tokens for _, rollout, _ in counted)), float(len(counted)))
+    computed = [item for item in counted if item[2] != 0.0 or not skip_zero]
+    return Minibatch(tuple(row for item in computed for row in rows_of(*item)), denominators)

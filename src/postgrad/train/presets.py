@@ -13,6 +13,7 @@ and where π_old comes from.
 | cispo   | MiniMax-M1, arXiv 2506.13585             | clips the weight, not the gradient: every token keeps one               |
 | rloo    | arXiv 2402.14740                         | leave-one-out baseline, plain REINFORCE, summed over the sequence       |
 
+With several optimizer steps per rollout batch each step divides by its own tokens (TRL's dapo divides by their mean over the steps).
 bnpo and dapo aggregate alike here because denominators are always global (TRL's bnpo divides by the micro-batch's own tokens).
 """
 

@@ -57,9 +57,22 @@ def load_run(path: Path) -> LoadedRecipe:
         raise CheckpointError("this is not a run directory (no resolved.json)", where=str(path), hint="pass the run_dir of a recipe")
     record = json.loads(file.read_text(encoding="utf-8"))
     text = (path / "recipe.yaml").read_text(encoding="utf-8") if (path / "recipe.yaml").exists() else ""
-    recipe = parse_recipe(record["recipe"])
-    moved = recipe.model_copy(update={"run_dir": str(path)}) if isinstance(recipe, Base) else recipe
-    return LoadedRecipe(recipe=moved, base=Path(record["base"]), text=text)
+    return LoadedRecipe(recipe=moved_to(parse_recipe(record["recipe"]), path), base=Path(record["base"]), text=text)
+
+
+def moved_to(recipe: Base | Pipeline, path: Path) -> Base | Pipeline:
+    """The recipe with its run_dir, and those of its stages inside it, at `path`: a run directory may be moved."""
+    if isinstance(recipe, Base):
+        return recipe.model_copy(update={"run_dir": str(path)})
+    stages = {
+        name: stage.model_copy(update={"run_dir": _rebased(stage.run_dir, recipe.run_dir, path)}) for name, stage in recipe.stages.items()
+    }
+    return recipe.model_copy(update={"run_dir": str(path), "stages": stages})
+
+
+def _rebased(run_dir: str, old: str, new: Path) -> str:
+    inside = Path(run_dir)
+    return str(new / inside.relative_to(old)) if inside.is_relative_to(old) else run_dir
 
 
 def _run_pipeline(pipeline: Pipeline, loaded: LoadedRecipe, reporter: Reporter, *, overwrite: bool) -> Path:

@@ -177,7 +177,7 @@ def _refuse_other_recipe(run: RunDirectory, new: dict[str, Any]) -> None:
     if not path.exists():
         return
     old = json.loads(path.read_text(encoding="utf-8"))
-    before, after = _flat(old["recipe"]), _flat(new["recipe"])
+    before, after = _settings(old["recipe"]), _settings(new["recipe"])
     changed = [f"{key}: {before.get(key)!r} -> {after.get(key)!r}" for key in sorted(before | after) if before.get(key) != after.get(key)]
     if changed:
         shown = "; ".join(changed[:6]) + (f"; and {len(changed) - 6} more" if len(changed) > 6 else "")
@@ -186,6 +186,11 @@ def _refuse_other_recipe(run: RunDirectory, new: dict[str, Any]) -> None:
             where=str(run.path),
             hint=f"choose another run_dir, continue the old run with `postgrad resume {run.path}`, or replace it with --overwrite",
         )
+
+
+def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
+    """What decides the numbers: every key but the folder's own name, so that a run may be moved."""
+    return {key: value for key, value in _flat(recipe).items() if key.split(".")[-1] != "run_dir"}
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
