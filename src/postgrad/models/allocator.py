@@ -1,7 +1,7 @@
 """Keeps memory that a step frees for the next step, instead of giving it back to the system and asking for it again.
 
 glibc returns large blocks at once, and the kernel then zeroes every page of the next one: a training step on a CPU would pay for
-hundreds of thousands of page faults (measured: 790,000 a step against 2,000, and about 8 % of the time).
+hundreds of thousands of page faults (measured on SmolLM2-135M, 72 rollouts: 790,000 a step against 2,000).
 """
 
 from __future__ import annotations
