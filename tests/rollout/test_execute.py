@@ -345,7 +345,8 @@ def python(code: str, **options: Any) -> subprocess.Popen[str]:
 
 
 HANGING = """
-    import time
+    import signal, time
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started the tests with SIGINT ignored
     from postgrad.rollout import make_toolbox
     from postgrad.rollout.execute import ToolLimits, execute
     from postgrad.types import ToolCall
