@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import time
 from pathlib import Path
 
 import gguf
@@ -163,6 +164,7 @@ def _builder(target: str, log: str) -> None:
     def build(folder: Path) -> None:
         with open(log, "a") as handle:
             handle.write(f"{os.getpid()}\n")
+        time.sleep(0.5)  # long enough that the others come while it is being built
         (folder / "whole").touch()
 
     assert (build_once(Path(target), build) / "whole").exists()

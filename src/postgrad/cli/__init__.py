@@ -1,1 +1,1 @@
-
+"""The command line: `main` declares the commands, one module each runs them, `console` prints."""

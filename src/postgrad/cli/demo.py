@@ -52,7 +52,7 @@ def run_demo(*, quick: bool, seed: int, run_dir: Path | None, overwrite: bool, j
     watcher = reporter()
     try:
         judge = _Judge(recipe, loaded, folder, watcher)
-        rows = judge.rows("base", recipe_model(loaded.recipe))
+        rows = judge.rows("base", _base_model(loaded.recipe))
         run(loaded, watcher)
         rows += judge.rows("after SFT", str(Path(loaded.recipe.stages["sft"].run_dir) / "model"))
         rows += judge.rows("after GRPO", str(Path(recipe.run_dir) / "model"))
@@ -62,7 +62,8 @@ def run_demo(*, quick: bool, seed: int, run_dir: Path | None, overwrite: bool, j
     _print(rows, judge, folder, json_output=json_output, seconds=time.monotonic() - started)
 
 
-def recipe_model(pipeline: Pipeline) -> str:
+def _base_model(pipeline: Pipeline) -> str:
+    """The model that the first stage starts from."""
     return next(iter(pipeline.stages.values())).model
 
 

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from postgrad.cli.console import number, reporter, stdout
 from postgrad.cli.data import marked, visible
 from postgrad.train.grpo import GRPO
-from postgrad.train.recipe import GRPORecipe, Pipeline, SFTRecipe
+from postgrad.train.recipe import Pipeline, Recipe, SFTRecipe
 from postgrad.train.recipe_file import LoadedRecipe
 from postgrad.train.run import build_grpo, build_sft, stage_recipe
 from postgrad.train.run_directory import RunDirectory
@@ -18,7 +18,7 @@ from postgrad.train.sft import SFT
 
 def run_dry(loaded: LoadedRecipe) -> None:
     if not isinstance(loaded.recipe, Pipeline):
-        _one(loaded.recipe, loaded.base)  # type: ignore[arg-type]
+        _one(loaded.recipe, loaded.base)
         return
     for name, recipe in loaded.recipe.stages.items():
         stdout.print(f"stage {name}", style="bold", markup=False)
@@ -29,7 +29,7 @@ def run_dry(loaded: LoadedRecipe) -> None:
         _one(stage_recipe(loaded.recipe, recipe), loaded.base)
 
 
-def _one(recipe: SFTRecipe | GRPORecipe, base: Path) -> None:
+def _one(recipe: Recipe, base: Path) -> None:
     with TemporaryDirectory() as scratch, ExitStack() as stack:
         if isinstance(recipe, SFTRecipe):
             built = build_sft(recipe, base)

@@ -14,7 +14,7 @@ from postgrad.rollout import RolloutConfig, collect
 from postgrad.rollout.record import group_to_json
 from postgrad.rollout.tools import Toolbox, load_tools
 from postgrad.train.setup import Policy, load_frozen_policy, read_prompts
-from postgrad.types import Message, Prompt, Rollout
+from postgrad.types import Group, Message, Prompt, Rollout
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,12 @@ class Writer:
     params: SamplingParams
     max_tokens: int
 
-    def write(self, prompts: Sequence[Prompt], *, samples: int = 1, seed: int = 0) -> list[tuple[Prompt, tuple[Rollout, ...]]]:
+    def write(self, prompts: Sequence[Prompt], *, samples: int = 1, seed: int = 0) -> list[Group]:
         config = RolloutConfig(group_size=samples, max_tokens=self.max_tokens)
-        groups = collect(
+        return collect(
             list(enumerate(prompts)), sampler=self.sampler, chat=self.policy.chat, toolbox=self.toolbox, config=config,
             params=self.params, seed=seed, step=0,
         )  # fmt: skip
-        return [(group.prompt, group.rollouts) for group in groups]
 
 
 def load_writer(model: str, *, tools: Sequence[str], params: SamplingParams, max_tokens: int) -> Writer:
@@ -56,19 +55,12 @@ def run_generate(
         prompts = read_prompts(data, writer.policy, writer.toolbox, system=system)
     else:
         prompts = [Prompt(f"prompt {index + 1}", (*opening, Message("user", text))) for index, text in enumerate(texts)]
-    for prompt, rollouts in writer.write(prompts, samples=samples, seed=seed):
-        for rollout in rollouts:
+    for group in writer.write(prompts, samples=samples, seed=seed):
+        for rollout in group.rollouts:
             if json_output:
-                record = group_to_json_one(prompt, rollout)
-                print(json.dumps(record, ensure_ascii=False))
+                print(json.dumps(group_to_json(Group(group.prompt, (rollout,))), ensure_ascii=False))
             else:
                 show(rollout)
-
-
-def group_to_json_one(prompt: Prompt, rollout: Rollout) -> dict[str, object]:
-    from postgrad.types import Group
-
-    return group_to_json(Group(prompt, (rollout,)))
 
 
 def show(rollout: Rollout) -> None:
@@ -94,7 +86,8 @@ def run_chat(model: str, *, tools: Sequence[str], system: str | None, temperatur
     turn = 0
     while text := _ask():
         history = (*history, Message("user", text))
-        ((_, (rollout,)),) = writer.write([Prompt(f"turn {turn}", history)], seed=turn)
+        (group,) = writer.write([Prompt(f"turn {turn}", history)], seed=turn)
+        (rollout,) = group.rollouts
         show(rollout)
         history = (*history, *rollout.messages)
         turn += 1

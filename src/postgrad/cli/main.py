@@ -31,7 +31,7 @@ def _root(
 
 @app.command()
 def demo(
-    quick: Annotated[bool, typer.Option("--quick", help="The same line in about two minutes, with fewer steps and problems.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="The same line in a few minutes, with fewer steps and problems.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of data, noise and order.")] = 0,
     run_dir: Annotated[Path | None, typer.Option(help="Where to write; default runs/demo or runs/demo-quick.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again if the folder already holds a run.")] = False,
@@ -81,7 +81,7 @@ def chat(
     tools: Annotated[list[str] | None, typer.Option(help="file.py:function; repeat for several.")] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    max_tokens: Annotated[int, typer.Option(help="Tokens per turn.")] = 256,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per turn.")] = 256,
 ) -> None:
     """Talk to a model; with tools, its calls are executed and shown."""
     from postgrad.cli.generate import run_chat
@@ -96,13 +96,13 @@ def generate(
     data: Annotated[Path | None, typer.Option(help="A file of prompts.")] = None,
     tools: Annotated[list[str] | None, typer.Option(help="file.py:function; repeat for several.")] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    samples: Annotated[int, typer.Option(help="Rollouts per prompt.")] = 1,
+    samples: Annotated[int, typer.Option(min=1, help="Rollouts per prompt.")] = 1,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option()] = 1.0,
-    top_k: Annotated[int, typer.Option()] = 0,
-    min_p: Annotated[float, typer.Option()] = 0.0,
-    max_tokens: Annotated[int, typer.Option(help="Tokens per turn.")] = 256,
-    seed: Annotated[int, typer.Option()] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this probability; 1 is off.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Keep this many tokens; 0 is off.")] = 0,
+    min_p: Annotated[float, typer.Option(help="Keep tokens at least this likely relative to the likeliest; 0 is off.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per turn.")] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling noise.")] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object per rollout: messages, segments, stop reason.")] = False,
 ) -> None:
     """Complete prompts."""
@@ -121,17 +121,17 @@ def evaluate(
     recipe: Annotated[Path, typer.Argument(help="A GRPO recipe or the run directory of one: its tools, rewards and limits are used.")],
     model: Annotated[str | None, typer.Option(help="Model to judge; default: the run's own, or the recipe's.")] = None,
     data: Annotated[str | None, typer.Option(help="Prompts; default: the recipe's data.eval.")] = None,
-    rows: Annotated[int | None, typer.Option(help="First rows only.")] = None,
-    json_output: Annotated[bool, typer.Option("--json")] = False,
+    rows: Annotated[int | None, typer.Option(min=1, help="First rows only.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
 ) -> None:
-    """Score a model on held-out prompts, greedy, with 95 % intervals."""
+    """Score a model on held-out prompts as the recipe's `evaluation` says (greedy unless it says otherwise), with 95 % intervals."""
     from postgrad.cli.evaluate import run_eval
 
     run_eval(recipe, model=model, data=data, rows=rows, json_output=json_output)
 
 
 @app.command()
-def formulas(json_output: Annotated[bool, typer.Option("--json")] = False) -> None:
+def formulas(json_output: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False) -> None:
     """The articles' cheat sheet, each line computed now by the function it names."""
     from postgrad.cli.formulas import run_formulas
 

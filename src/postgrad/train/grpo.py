@@ -3,7 +3,7 @@
     prompts ─ ① generate ─ ② tool loop ─▶ groups ─ ③ score ─▶ advantages ─ ④ loss ─ ⑤ update
 
 ①② `rollout.agent.collect`: G rollouts per prompt; without tools a rollout is one turn.
-③   `rewards.Scorer`, then `formulas.group_advantages`: A = (r − mean of the group) / (std of the group + 1e-4).
+③   `judging.score`, then `judging.judge` with `formulas.group_advantages`: A = (r − mean of the group) / (std of the group + 1e-4).
 ④   `grpo_loss`: ratio level × surrogate × aggregation, and where the KL goes; the named presets are rows of `presets.PRESETS`.
 ⑤   `Engine.optimizer_step`.
 
@@ -146,7 +146,7 @@ class GRPO:
         metrics: dict[str, float] = {}
         if not self.buffer:
             scored = self._draw(step)  # ① generate ② tool loop ③ score
-            self.buffer = self._prepare(step, scored)
+            self.buffer = self._prepare(step, scored)  # advantages, and the rows that carry them
             metrics = scored.metrics()
         batch = self.buffer.pop(0)
         with self.timer.part("train"):
@@ -158,17 +158,17 @@ class GRPO:
 
     def _draw(self, step: int) -> Scored:
         """A batch of groups. Those that the filter drops are replaced by the groups of new prompts while refills are left."""
-        parts: list[Scored] = []
+        draws: list[Scored] = []
         for _ in range(1 + self.recipe.rollout.refill):
-            missing = self.recipe.batch.prompts - sum(part.kept for part in parts)
+            missing = self.recipe.batch.prompts - sum(draw.kept for draw in draws)
             count = min(missing, self.total_prompts - self.drawn)
             if count <= 0:
                 break
-            groups = self._generate(step, range(self.drawn, self.drawn + count))
+            groups = self._generate(step, range(self.drawn, self.drawn + count))  # ① ②
             self.drawn += count
             with self.timer.part("reward"):
-                parts.append(score(groups, self.parts.scorer, self.recipe.loss))
-        return joined(parts)
+                draws.append(score(groups, self.parts.scorer, self.recipe.loss))  # ③
+        return joined(draws)
 
     def _generate(self, step: int, positions: Sequence[int]) -> list[Group]:
         size, seed, shuffle = len(self.parts.prompts), self.recipe.seed, self.recipe.data.shuffle

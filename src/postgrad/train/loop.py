@@ -131,9 +131,6 @@ def fit(method: Method, run: RunDirectory, recipe: Base, reporter: Reporter, *, 
 
     Raises `Interrupted` after SIGINT/SIGTERM (the step was finished and saved) and `RunError` for a fault inside the run.
     """
-    if run.finished:
-        reporter.note(f"{name}: already finished, nothing to do")
-        return run.model
     first = _resume(method, run, reporter)
     reporter.started(name=name, total_steps=method.total_steps, first_step=first, headline=method.headline, notes=notes)
     with graceful_signals() as stop:

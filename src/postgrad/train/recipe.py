@@ -29,6 +29,7 @@ class Section(BaseModel):
 
 class Adapter(Section):
     kind: Literal["lora"]
+    """Without `adapter:` every weight is trained."""
     rank: PositiveInt = 16
     alpha: Positive | None = None
     """Scale of the adapter is alpha / rank; left out = 2 × rank."""
@@ -41,12 +42,14 @@ class Optimizer(Section):
 
     learning_rate: Positive = 1e-5
     warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the learning rate rises linearly to its full value."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What the learning rate does after the warm-up; linear and cosine end at 0 after the last step."""
     weight_decay: NonNegative = 0.0
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     eps: Positive = 1e-8
     max_grad_norm: Positive = 1.0
+    """A gradient with a larger 2-norm is scaled down to it."""
 
 
 class Checkpoint(Section):
@@ -58,13 +61,15 @@ class Checkpoint(Section):
 
 class Data(Section):
     train: str
-    """A .jsonl, .json or .parquet file (relative to the recipe), or a hub id."""
+    """A .jsonl, .json, .parquet or .csv file (relative to the recipe), or a hub id."""
     eval: str | None = None
+    """Held-out rows, in the same form; left out = no evaluation."""
     columns: dict[str, Any] = {}
     """Maps the file's columns to a format postgrad knows; see `postgrad.data`."""
     max_bad: Annotated[int, Field(ge=0)] = 0
     """Rejected rows (bad JSON, bad shape) that are tolerated; each is reported with file:line."""
     shuffle: bool = True
+    """A new order in every epoch, keyed by the seed; false = as the file stands."""
 
 
 class SFTData(Data):
@@ -87,6 +92,7 @@ class SFTBatch(Section):
     rows: PositiveInt = 8
     """Rows of one optimizer step."""
     tokens_per_micro_batch: PositiveInt = 4096
+    """Tokens computed at once: memory, not mathematics."""
 
 
 class GRPOBatch(Section):
@@ -97,6 +103,7 @@ class GRPOBatch(Section):
     epochs: PositiveInt = 1
     """Passes over one rollout batch. More than one update per batch makes later ones off-policy: the ratio and its clip act."""
     tokens_per_micro_batch: PositiveInt = 4096
+    """Tokens computed at once: memory, not mathematics."""
 
     @model_validator(mode="after")
     def _whole_groups(self) -> GRPOBatch:
@@ -108,11 +115,13 @@ class GRPOBatch(Section):
 
 class Rollout(Section):
     group_size: Annotated[int, Field(ge=1)] = 8
+    """Rollouts per prompt, at least 2."""
     temperature: Positive = 1.0
     top_p: Fraction = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
     min_p: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     stop_strings: list[str] = []
+    """The rollout also ends when the model has written one of these."""
     max_tokens: PositiveInt = 256
     """Tokens the model may write in one turn."""
     max_total_tokens: PositiveInt | None = None
@@ -138,6 +147,7 @@ class Reward(Section):
     args: dict[str, Any] = {}
     """Keyword arguments that are bound to the function."""
     deadline_s: Positive | None = None
+    """Seconds one call may take; left out = what the reward itself declares, else 5."""
     on_error: Literal["abstain", "stop"] = "abstain"
     """What an exception, a crash or a missed deadline does: the rollout is left out of this reward and counted, or the run stops."""
     on_nonfinite: Literal["abstain", "stop"] = "stop"
@@ -153,7 +163,9 @@ class GRPOLoss(Section):
     max_ratio: Annotated[float, Field(gt=1.0)] | None = None
     """Two-sided clip: upper bound on the ratio under a negative advantage (left out = unbounded, as in the paper)."""
     kl_coef: NonNegative = 0.0
+    """Weight of the KL term to the policy as it was at the start; 0 = no reference model is kept."""
     kl_in: Literal["loss"] = "loss"
+    """Where the KL term goes."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     filter: Literal["none", "zero_std", "outcome"] = "none"
     """Which whole groups are left out of the batch: those with equal totals, or with equal outcome rewards."""
@@ -187,7 +199,9 @@ class Evaluation(Section):
 
 class SFTEvaluation(Section):
     every: PositiveInt | None = None
+    """Evaluate after every this many steps; left out = only before the first and after the last step."""
     rows: PositiveInt | None = None
+    """First rows of the evaluation file that are used; left out = all."""
 
 
 class LocalSampler(Section):
@@ -202,8 +216,11 @@ class Base(Section):
     run_dir: str
     """Relative to the working directory."""
     seed: int = 0
+    """Keys the order of rows, sampling noise, dropout and fresh adapter weights."""
     max_steps: PositiveInt | None = None
+    """Optimizer steps; set this or epochs."""
     epochs: Positive | None = None
+    """Passes over the data; set this or max_steps."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the computation; the trained weights are always float32."""
     chat_template: str | None = None
@@ -262,8 +279,8 @@ class GRPORecipe(Base):
         return self
 
 
-Recipe = Annotated[SFTRecipe | GRPORecipe, Field(discriminator="method")]
-METHODS: dict[str, type[Base]] = {"sft": SFTRecipe, "grpo": GRPORecipe}
+Recipe = SFTRecipe | GRPORecipe
+METHODS: dict[str, type[SFTRecipe] | type[GRPORecipe]] = {"sft": SFTRecipe, "grpo": GRPORecipe}
 
 
 class Pipeline(Section):
@@ -271,4 +288,4 @@ class Pipeline(Section):
 
     run_dir: str
     seed: int = 0
-    stages: Annotated[dict[str, SFTRecipe | GRPORecipe], Field(min_length=1)]
+    stages: Annotated[dict[str, Recipe], Field(min_length=1)]

@@ -19,9 +19,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from postgrad.errors import RecipeError
-from postgrad.train.recipe import METHODS, Base, Pipeline
+from postgrad.train.recipe import METHODS, Base, Pipeline, Recipe
 
-Path_ = tuple[str, ...]
+KeyPath = tuple[str, ...]
 PIPELINE_KEYS = frozenset({"run_dir", "seed"})
 
 
@@ -31,10 +31,10 @@ class Source:
 
     path: Path
     values: dict[str, Any]
-    lines: Mapping[Path_, int]
+    lines: Mapping[KeyPath, int]
     text: str
 
-    def where(self, key: Path_) -> str:
+    def where(self, key: KeyPath) -> str:
         """`file:line` of the key, or of its nearest ancestor that stands in the file."""
         for length in range(len(key), 0, -1):
             if key[:length] in self.lines:
@@ -66,7 +66,7 @@ def read_yaml(path: Path) -> Source:
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
-        lines: dict[Path_, int] = {}
+        lines: dict[KeyPath, int] = {}
         if root is None or not isinstance(root, yaml.MappingNode):
             raise RecipeError("a recipe is a YAML mapping of keys to values", where=str(path), hint="start from `postgrad init sft DIR`")
         _walk(root, (), path, lines)
@@ -79,7 +79,7 @@ def read_yaml(path: Path) -> Source:
     return Source(path=path, values=values, lines=lines, text=text)
 
 
-def _walk(node: yaml.Node, key: Path_, path: Path, lines: dict[Path_, int]) -> None:
+def _walk(node: yaml.Node, key: KeyPath, path: Path, lines: dict[KeyPath, int]) -> None:
     if not node.tag.startswith("tag:yaml.org,2002:") or "python" in node.tag:
         raise RecipeError(
             f"YAML tag {node.tag!r} is not allowed", where=f"{path}:{node.start_mark.line + 1}", hint="write the value itself"
@@ -106,21 +106,31 @@ def apply_overrides(source: Source, overrides: Sequence[str]) -> Source:
     for override in overrides:
         dotted, equals, text = override.partition("=")
         if not equals or not dotted:
-            raise RecipeError(
-                f"override {override!r} is not of the form key.path=value", where="command line", hint="e.g. optimizer.learning_rate=1e-5"
-            )
-        target: Any = values
+            raise _bad_override(override, "is not of the form key.path=value")
         *parents, last = dotted.split(".")
+        target: Any = values
         for name in parents:
-            target = target[int(name)] if isinstance(target, list) else target.setdefault(name, {})
+            target = target.setdefault(name, {}) if isinstance(target, dict) else target[_item(target, name, override)]
             if not isinstance(target, dict | list):
-                raise RecipeError(f"override {override!r}: {name!r} is a value, not a section", where="command line")
-        value = yaml.load(text, Loader=_Loader)
-        if isinstance(target, list):
-            target[int(last)] = value
-        else:
-            target[last] = value
+                raise _bad_override(override, f"goes through {name!r}, which is a value, not a section")
+        try:
+            value = yaml.load(text, Loader=_Loader)
+        except yaml.YAMLError as error:
+            raise _bad_override(override, "has a value that is not valid YAML") from error
+        target[last if isinstance(target, dict) else _item(target, last, override)] = value
     return Source(path=source.path, values=values, lines=source.lines, text=source.text)
+
+
+def _item(items: list[Any], name: str, override: str) -> int:
+    """The index of a list item that an override names."""
+    if not name.isdecimal() or int(name) >= len(items):
+        raise _bad_override(override, f"names item {name!r} of a list of {len(items)}")
+    return int(name)
+
+
+def _bad_override(override: str, what: str) -> RecipeError:
+    hint = "e.g. optimizer.learning_rate=1e-5 or rewards.0.weight=0.5"
+    return RecipeError(f"override {override!r} {what}", where="command line", hint=hint)
 
 
 def _copy(value: Any) -> Any:
@@ -133,7 +143,7 @@ def _copy(value: Any) -> Any:
 class LoadedRecipe:
     """A validated recipe, the folder its relative paths start from, and the text of its file."""
 
-    recipe: Base | Pipeline
+    recipe: Recipe | Pipeline
     base: Path
     text: str = ""
 
@@ -145,7 +155,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
     return LoadedRecipe(recipe=recipe, base=path.parent, text=source.text)
 
 
-def parse_recipe(values: dict[str, Any]) -> Base | Pipeline:
+def parse_recipe(values: dict[str, Any]) -> Recipe | Pipeline:
     """Validate a recipe that was already resolved (a run directory's resolved.json)."""
     source = Source(path=Path("resolved.json"), values=values, lines={}, text="")
     return _pipeline(source) if "stages" in values else _validate(source, values, ())
@@ -154,7 +164,9 @@ def parse_recipe(values: dict[str, Any]) -> Base | Pipeline:
 def _pipeline(source: Source) -> Pipeline:
     stages = source.values["stages"]
     if not isinstance(stages, dict) or not stages:
-        raise RecipeError("stages: is a mapping of stage names to recipes", where=source.where(("stages",)))
+        raise RecipeError(
+            "stages: is a mapping of stage names to recipes", where=source.where(("stages",)), hint="see `postgrad init agent DIR`"
+        )
     unknown = [key for key in source.values if key not in PIPELINE_KEYS | {"stages"}]
     if unknown:
         raise _unknown(source, (unknown[0],), sorted(PIPELINE_KEYS | {"stages"}))
@@ -167,21 +179,25 @@ def _pipeline(source: Source) -> Pipeline:
     for name, values in stages.items():
         key = ("stages", str(name))
         if not isinstance(values, dict):
-            raise RecipeError(f"stage {name!r} is not a recipe", where=source.where(key))
+            raise RecipeError(f"stage {name!r} is not a recipe", where=source.where(key), hint="a stage is a mapping of keys to values")
         inherited = {"run_dir": f"{run_dir}/{name}", "seed": seed} | values
         recipes[str(name)] = _validate(source, inherited, key)
         _check_stage_reference(source, key, recipes)
     return Pipeline(run_dir=run_dir, seed=seed, stages=recipes)
 
 
-def _check_stage_reference(source: Source, key: Path_, recipes: Mapping[str, Base]) -> None:
+def _check_stage_reference(source: Source, key: KeyPath, recipes: Mapping[str, Base]) -> None:
     model = recipes[key[-1]].model
     if model.startswith("stage:") and model.removeprefix("stage:") not in list(recipes)[:-1]:
         earlier = ", ".join(list(recipes)[:-1]) or "none"
-        raise RecipeError(f"model: {model} names no earlier stage (earlier stages: {earlier})", where=source.where((*key, "model")))
+        raise RecipeError(
+            f"model: {model} names no earlier stage (earlier stages: {earlier})",
+            where=source.where((*key, "model")),
+            hint="stages run in the order they stand in",
+        )
 
 
-def _validate(source: Source, values: dict[str, Any], prefix: Path_) -> Base:
+def _validate(source: Source, values: dict[str, Any], prefix: KeyPath) -> Recipe:
     method = values.get("method")
     if method not in METHODS:
         near = difflib.get_close_matches(str(method), METHODS, n=1)
@@ -194,7 +210,7 @@ def _validate(source: Source, values: dict[str, Any], prefix: Path_) -> Base:
         raise _translate(source, model, prefix, error) from error
 
 
-def _translate(source: Source, model: type[BaseModel], prefix: Path_, error: ValidationError) -> RecipeError:
+def _translate(source: Source, model: type[BaseModel], prefix: KeyPath, error: ValidationError) -> RecipeError:
     details = error.errors()
     # An unknown key explains a missing one ("learning_rat"), so it is told first.
     detail = next((item for item in details if item["type"] == "extra_forbidden"), details[0])
@@ -212,7 +228,7 @@ def _translate(source: Source, model: type[BaseModel], prefix: Path_, error: Val
     return RecipeError(f"{dotted}: {message}{given}", where=source.where(key), hint=_describe(model, key[len(prefix) :]))
 
 
-def _unknown(source: Source, key: Path_, valid: Sequence[str], elsewhere: str | None = None) -> RecipeError:
+def _unknown(source: Source, key: KeyPath, valid: Sequence[str], elsewhere: str | None = None) -> RecipeError:
     near = difflib.get_close_matches(key[-1], valid, n=1, cutoff=0.6)
     if elsewhere:
         hint = f"it belongs to {elsewhere}"
@@ -223,7 +239,7 @@ def _unknown(source: Source, key: Path_, valid: Sequence[str], elsewhere: str | 
     return RecipeError(f"unknown key {'.'.join(key)}", where=source.where(key), hint=hint)
 
 
-def _sections(model: type[BaseModel], prefix: Path_ = ()) -> Iterator[tuple[Path_, type[BaseModel]]]:
+def _sections(model: type[BaseModel], prefix: KeyPath = ()) -> Iterator[tuple[KeyPath, type[BaseModel]]]:
     yield prefix, model
     for name, field in model.model_fields.items():
         for candidate in _models_in(field.annotation):

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from postgrad.errors import CheckpointError, RecipeError
+from postgrad.errors import CheckpointError
 from postgrad.protocols import Sampler
 from postgrad.rewards.load import LoadedReward
 from postgrad.rewards.score import Scorer
@@ -26,7 +26,7 @@ from postgrad.train.grpo import GRPO, GRPOParts
 from postgrad.train.loop import Method, Reporter, SilentReporter, fit
 from postgrad.train.notes import grpo_notes
 from postgrad.train.presets import loss_settings
-from postgrad.train.recipe import Base, GRPORecipe, Pipeline, SFTRecipe
+from postgrad.train.recipe import GRPORecipe, Pipeline, Recipe, SFTRecipe
 from postgrad.train.recipe_file import LoadedRecipe, parse_recipe
 from postgrad.train.recorder import Recorder
 from postgrad.train.run_directory import RunDirectory, open_pipeline, open_run
@@ -42,7 +42,7 @@ def run(loaded: LoadedRecipe, reporter: Reporter | None = None, *, overwrite: bo
     watcher = reporter or SilentReporter()
     if isinstance(loaded.recipe, Pipeline):
         return _run_pipeline(loaded.recipe, loaded, watcher, overwrite=overwrite)
-    return _run_one(loaded.recipe, loaded, watcher, name=loaded.recipe.method, overwrite=overwrite)  # type: ignore[attr-defined]
+    return _run_one(loaded.recipe, loaded, watcher, name=loaded.recipe.method, overwrite=overwrite)
 
 
 def resume(path: Path, reporter: Reporter | None = None) -> Path:
@@ -60,9 +60,9 @@ def load_run(path: Path) -> LoadedRecipe:
     return LoadedRecipe(recipe=moved_to(parse_recipe(record["recipe"]), path), base=Path(record["base"]), text=text)
 
 
-def moved_to(recipe: Base | Pipeline, path: Path) -> Base | Pipeline:
+def moved_to(recipe: Recipe | Pipeline, path: Path) -> Recipe | Pipeline:
     """The recipe with its run_dir, and those of its stages inside it, at `path`: a run directory may be moved."""
-    if isinstance(recipe, Base):
+    if not isinstance(recipe, Pipeline):
         return recipe.model_copy(update={"run_dir": str(path)})
     stages = {
         name: stage.model_copy(update={"run_dir": _rebased(stage.run_dir, recipe.run_dir, path)}) for name, stage in recipe.stages.items()
@@ -85,7 +85,7 @@ def _run_pipeline(pipeline: Pipeline, loaded: LoadedRecipe, reporter: Reporter, 
     return model
 
 
-def stage_recipe(pipeline: Pipeline, recipe: SFTRecipe | GRPORecipe) -> SFTRecipe | GRPORecipe:
+def stage_recipe(pipeline: Pipeline, recipe: Recipe) -> Recipe:
     """The recipe with `stage:NAME` replaced by the folder of that stage's model."""
     if not recipe.model.startswith("stage:"):
         return recipe
@@ -93,7 +93,7 @@ def stage_recipe(pipeline: Pipeline, recipe: SFTRecipe | GRPORecipe) -> SFTRecip
     return recipe.model_copy(update={"model": str(Path(source.run_dir) / "model")})
 
 
-def _run_one(recipe: Base, loaded: LoadedRecipe, reporter: Reporter, *, name: str, overwrite: bool) -> Path:
+def _run_one(recipe: Recipe, loaded: LoadedRecipe, reporter: Reporter, *, name: str, overwrite: bool) -> Path:
     with open_run(recipe, loaded.base, source_text=loaded.text, overwrite=overwrite) as directory:
         if directory.finished:
             reporter.note(f"{name}: already finished, nothing to do")
@@ -112,13 +112,11 @@ class Built:
 
 
 @contextmanager
-def build(recipe: Base, base: Path, directory: RunDirectory, reporter: Reporter) -> Iterator[Built]:
+def build(recipe: Recipe, base: Path, directory: RunDirectory, reporter: Reporter) -> Iterator[Built]:
     """Load everything the recipe names. Worker processes of the rewards end with the block."""
     if isinstance(recipe, SFTRecipe):
         yield build_sft(recipe, base)
         return
-    if not isinstance(recipe, GRPORecipe):
-        raise RecipeError(f"no trainer for {type(recipe).__name__}")
     with ExitStack() as stack:
         yield build_grpo(recipe, base, directory, reporter, stack)
 

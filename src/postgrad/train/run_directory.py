@@ -2,8 +2,9 @@
 
 recipe.yaml       the file as the user wrote it            resolved.json   every key with its value, and the recipe's folder
 environment.json  versions, processor, threads             metrics.jsonl   one line per step
-events.jsonl      everything else worth knowing, with time rollouts/       step-000010.jsonl.gz
-checkpoints/      see `checkpoint`                         model/          the result; summary.json marks the run finished
+events.jsonl      everything else worth knowing, with time inputs.json     sha256 of data, reward and tool files
+rollouts/         step-000010.jsonl.gz, one line per group summary.json    written last: marks the run finished
+checkpoints/      see `checkpoint`                         model/          the result
 """
 
 from __future__ import annotations

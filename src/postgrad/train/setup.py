@@ -21,7 +21,7 @@ from postgrad.protocols import SamplingParams
 from postgrad.rewards.load import LoadedReward, check_columns, load_rewards
 from postgrad.rollout import RolloutConfig
 from postgrad.rollout.tools import Toolbox, load_tools
-from postgrad.train.recipe import Base, GRPORecipe, Rollout, SFTRecipe
+from postgrad.train.recipe import Base, GRPORecipe, Recipe, Rollout, SFTRecipe
 from postgrad.types import Prompt, TrainRow
 
 
@@ -56,7 +56,7 @@ def _policy(model: LanguageModel, recipe: Base | None) -> Policy:
     return Policy(model, chat)
 
 
-def make_engine(recipe: SFTRecipe | GRPORecipe, policy: Policy, *, with_reference: bool) -> LocalEngine:
+def make_engine(recipe: Recipe, policy: Policy, *, with_reference: bool) -> LocalEngine:
     """The engine of a run. The reference is made here, before any checkpoint is restored: it is the policy at the start."""
     optimizer = recipe.optimizer
     return LocalEngine(
@@ -73,7 +73,7 @@ def make_engine(recipe: SFTRecipe | GRPORecipe, policy: Policy, *, with_referenc
 def data_file(name: str, base: Path) -> str:
     """A path relative to the recipe, or a hub id as it is."""
     path = base / name
-    return str(path) if path.exists() or Path(name).suffix in {".jsonl", ".json", ".parquet"} else name
+    return str(path) if path.exists() or Path(name).suffix in {".jsonl", ".json", ".parquet", ".csv"} else name
 
 
 def load_sft(recipe: SFTRecipe, policy: Policy, base: Path, *, name: str) -> tuple[list[TrainRow], DataReport]:
@@ -140,9 +140,9 @@ def sampling_params(rollout: Rollout, chat: ChatFormat, *, temperature: float | 
     )
 
 
-def input_hashes(recipe: Base, base: Path) -> dict[str, str]:
+def input_hashes(recipe: Recipe, base: Path) -> dict[str, str]:
     """sha256 of every local file that the run's numbers depend on: data, reward files, tool files."""
-    names = [recipe.data.train, recipe.data.eval] if isinstance(recipe, SFTRecipe | GRPORecipe) else []
-    code = [*getattr(recipe, "tools", ()), *(reward.use for reward in getattr(recipe, "rewards", ()))]
-    paths = {name for name in [*names, *(item.split(":")[0] for item in code)] if name}
+    rewards = recipe.rewards if isinstance(recipe, GRPORecipe) else []
+    code = [*recipe.tools, *(reward.use for reward in rewards)]
+    paths = {name for name in [recipe.data.train, recipe.data.eval, *(item.split(":")[0] for item in code)] if name}
     return {name: hashlib.sha256((base / name).read_bytes()).hexdigest() for name in sorted(paths) if (base / name).is_file()}
