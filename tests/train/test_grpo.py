@@ -128,7 +128,7 @@ def judged(samples: list[Sample], advantages: list[float], totals: list[float] |
 
 
 def minibatches(groups: list[JudgedGroup], **changes: object) -> list[Minibatch]:
-    settings = {"minibatches": 1, "epochs": 1, "mask_truncated": False, "skip_zero": True} | changes
+    settings = {"minibatches": 1, "mask_truncated": False, "skip_zero": True} | changes
     return split_minibatches(groups, **settings)  # type: ignore[arg-type]
 
 
@@ -172,11 +172,11 @@ def test_rollout_broken_outside_the_model_or_without_a_score_is_in_neither():
     assert batch.denominators == Denominators(tokens=2.0, rollouts=1.0)
 
 
-def test_minibatches_hold_whole_groups_and_every_pass_repeats_them():
+def test_minibatches_hold_whole_groups():
     groups = [judged([sample(1), sample(1)], [1.0, -1.0]) for _ in range(4)]
-    batches = minibatches(groups, minibatches=2, epochs=3)
-    assert len(batches) == 6
-    assert [sorted({row.group for row in batch.rows}) for batch in batches[:2]] == [[0, 1], [2, 3]]
+    batches = minibatches(groups, minibatches=2)
+    assert len(batches) == 2
+    assert [sorted({row.group for row in batch.rows}) for batch in batches] == [[0, 1], [2, 3]]
 
 
 def test_batch_with_fewer_groups_than_minibatches_still_has_every_step():

@@ -89,6 +89,10 @@ def test_learning_rate_that_is_no_positive_number_is_refused(recipe, value):
         ("epochs=1", "max_steps"),
         ("rollout={top_p: 0.9}", "loss.old_logprobs"),
         ("rollout={refill: 2}", "rollout.refill"),
+        ("loss={constant_length: 64}", "loss.constant_length"),
+        ("loss={preset: cispo, max_ratio: 3}", "loss.max_ratio"),
+        ("loss={preset: rloo, clip_high: 0.3}", "loss.clip_high"),
+        ("loss={normalize: normalize_then_sum, scale: none}", "loss.scale"),
         ("rewards=[]", "rewards"),
         ("rollout.temperature=0", "rollout.temperature"),
     ],
@@ -143,9 +147,14 @@ def test_override_of_unknown_path_is_refused(recipe):
     assert "grpo" in refusal(recipe(SFT), "grpo.x=1").what
 
 
-@pytest.mark.parametrize("override", ["max_steps", "=3", "method.x=1"])
+@pytest.mark.parametrize("override", ["max_steps", "=3", "method.x=1", "max_steps=[1"])
 def test_malformed_override_is_refused(recipe, override):
     refusal(recipe(SFT), override)
+
+
+@pytest.mark.parametrize("override", ["rewards.x.weight=1", "rewards.7.weight=1", "rewards.-1.weight=1"])
+def test_override_of_a_list_item_that_is_not_there_is_refused(recipe, override):
+    refusal(recipe(GRPO), override)
 
 
 def test_override_reaches_list_items(recipe):

@@ -158,11 +158,12 @@ class GRPO:
 
     def _draw(self, step: int) -> Scored:
         """A batch of groups. Those that the filter drops are replaced by the groups of new prompts while refills are left."""
+        before = (step - 1) // self.updates * self.recipe.batch.prompts
+        wanted = min(self.recipe.batch.prompts, self.total_prompts - before)  # the last batch of an `epochs` run may be smaller
         draws: list[Scored] = []
         for _ in range(1 + self.recipe.rollout.refill):
-            missing = self.recipe.batch.prompts - sum(draw.kept for draw in draws)
-            count = min(missing, self.total_prompts - self.drawn)
-            if count <= 0:
+            count = wanted - sum(draw.kept for draw in draws)
+            if not count:
                 break
             groups = self._generate(step, range(self.drawn, self.drawn + count))  # ① ②
             self.drawn += count
@@ -186,12 +187,10 @@ class GRPO:
         batches = split_minibatches(
             [group for group in judged if not group.dropped],
             minibatches=self.recipe.batch.minibatches,
-            epochs=self.recipe.batch.epochs,
             mask_truncated=self.recipe.loss.mask_truncated,
             skip_zero=self.settings.kl_coef == 0.0,
         )
-        first_pass = [self._with_logprobs(batch) for batch in batches[: self.recipe.batch.minibatches]]
-        return first_pass * self.recipe.batch.epochs
+        return [self._with_logprobs(batch) for batch in batches] * self.recipe.batch.epochs
 
     def _with_logprobs(self, batch: Minibatch) -> Minibatch:
         rows = batch.rows

@@ -104,17 +104,14 @@ def _row(segments: Sequence[Segment], advantage: float, sampled_tokens: int) -> 
     return TrainRow(ids, mask, per_token={"sampler_logprobs": old}, per_row={"advantages": advantage, "share": sum(mask) / sampled_tokens})
 
 
-def split_minibatches(
-    groups: Sequence[JudgedGroup], *, minibatches: int, epochs: int, mask_truncated: bool, skip_zero: bool
-) -> list[Minibatch]:
-    """Split whole groups evenly over the optimizer steps of one pass, and repeat the pass `epochs` times.
+def split_minibatches(groups: Sequence[JudgedGroup], *, minibatches: int, mask_truncated: bool, skip_zero: bool) -> list[Minibatch]:
+    """Split whole groups evenly over the optimizer steps of one pass over the batch.
 
     skip_zero: leave out rows whose advantage is 0 (without a KL term they have no gradient); they still count in the denominators.
     """
     share = max(1, -(-len(groups) // minibatches))
     pieces = [groups[start * share : (start + 1) * share] for start in range(minibatches)]
-    batches = [_minibatch(piece, start * share, mask_truncated=mask_truncated, skip_zero=skip_zero) for start, piece in enumerate(pieces)]
-    return batches * epochs
+    return [_minibatch(piece, start * share, mask_truncated=mask_truncated, skip_zero=skip_zero) for start, piece in enumerate(pieces)]
 
 
 def _minibatch(groups: Sequence[JudgedGroup], first: int, *, mask_truncated: bool, skip_zero: bool) -> Minibatch:

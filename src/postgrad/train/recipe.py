@@ -183,6 +183,14 @@ class GRPOLoss(Section):
     def _ranges(self) -> GRPOLoss:
         if self.clip_low is not None and self.clip_low >= 1.0:
             raise _refuse("clip_low", "must be below 1: the ratio is clipped to [1 - clip_low, 1 + clip_high]")
+        if self.constant_length is not None and self.preset != "dr_grpo":
+            raise _refuse("constant_length", f"acts only in dr_grpo; {self.preset} does not divide by a constant length")
+        if self.max_ratio is not None and self.preset in ("cispo", "rloo"):
+            raise _refuse("max_ratio", f"bounds a clipped ratio; {self.preset} clips no ratio that way")
+        if self.preset == "rloo" and (self.clip_low is not None or self.clip_high is not None):
+            raise _refuse("clip_low" if self.clip_low is not None else "clip_high", "rloo is plain REINFORCE: it clips nothing")
+        if self.normalize == "normalize_then_sum" and self.scale is not None:
+            raise _refuse("scale", "normalize_then_sum scales each reward by its group and the sum by the batch; leave scale out")
         return self
 
 

@@ -55,7 +55,12 @@ def load_run(path: Path) -> LoadedRecipe:
     file = path / "resolved.json"
     if not file.is_file():
         raise CheckpointError("this is not a run directory (no resolved.json)", where=str(path), hint="pass the run_dir of a recipe")
-    record = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(
+            f"resolved.json cannot be read: {error}", where=str(path), hint="start the recipe again in another run_dir"
+        ) from error
     text = (path / "recipe.yaml").read_text(encoding="utf-8") if (path / "recipe.yaml").exists() else ""
     return LoadedRecipe(recipe=moved_to(parse_recipe(record["recipe"]), path), base=Path(record["base"]), text=text)
 
