@@ -231,5 +231,5 @@ def _rows(policy: nn.Module, reference: nn.Module | None) -> tuple[list[TrainRow
         per_token = {"sampler_logprobs": rollout.logprobs}
         if reference is not None:
             per_token["reference_logprobs"] = tuple(same.plain_logprobs(reference, rollout.token_ids, 1.0))
-        rows.append(TrainRow(rollout.token_ids, rollout.tool_mask, per_token=per_token, per_row={"advantages": advantage}))
+        rows.append(TrainRow(rollout.token_ids, rollout.tool_mask, per_token=per_token, per_row={"advantages": advantage, "share": 1.0}))
     return rows, Denominators(float(sum(row.trained_tokens for row in rows)), float(len(rows)))
