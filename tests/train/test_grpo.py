@@ -151,6 +151,11 @@ def test_forked_rollout_becomes_one_row_per_fork_without_a_shared_prefix():
     assert batch.denominators == Denominators(tokens=4.0, rollouts=2.0)
 
 
+def test_prompts_that_differ_within_a_group_are_not_shared():
+    (batch,) = minibatches([judged([sample(2, prompt=4), sample(2, prompt=5)], [1.0, -1.0])])
+    assert [(row.group, row.shared_prefix) for row in batch.rows] == [(None, 0), (None, 0)]
+
+
 def test_zero_advantage_rollout_counts_in_the_denominator_and_costs_no_row():
     (batch,) = minibatches([judged([sample(2), sample(3)], [1.0, 0.0])])
     assert len(batch.rows) == 1

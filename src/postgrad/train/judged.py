@@ -82,7 +82,12 @@ def counts(rollout: Rollout, total: float, *, mask_truncated: bool) -> bool:
     return not (mask_truncated and rollout.stop.truncated)
 
 
-def rows_of(index: int, rollout: Rollout, advantage: float) -> list[TrainRow]:
+def _one_prompt(group: Group) -> bool:
+    """Whether every rollout read the same prompt ids: an environment's first observation may differ between samples."""
+    return len({rollout.segments[0].token_ids for rollout in group.rollouts}) == 1
+
+
+def rows_of(index: int | None, rollout: Rollout, advantage: float) -> list[TrainRow]:
     """The training rows of one rollout of group `index`: one, or one per fork. The mask is the rollout's own tool mask.
 
     per_row["share"] is the row's part of the rollout's sampled tokens (1 without forks): a mean over a rollout is the sum over its rows
@@ -91,7 +96,7 @@ def rows_of(index: int, rollout: Rollout, advantage: float) -> list[TrainRow]:
     total = max(1, rollout.sampled_tokens)
     rows = [_row(segments, advantage, total) for segments in (*rollout.forks, rollout.segments)]
     prompt = rollout.segments[0]
-    if rollout.forks or prompt.source is not Source.PROMPT:
+    if index is None or rollout.forks or prompt.source is not Source.PROMPT:
         return rows
     (row,) = rows
     return [TrainRow(row.token_ids, row.trained, index, len(prompt.token_ids), row.per_token, row.per_row)]
@@ -116,7 +121,7 @@ def split_minibatches(groups: Sequence[JudgedGroup], *, minibatches: int, mask_t
 
 def _minibatch(groups: Sequence[JudgedGroup], first: int, *, mask_truncated: bool, skip_zero: bool) -> Minibatch:
     counted = [
-        (index, rollout, judged.advantages[position])
+        (index if _one_prompt(judged.group) else None, rollout, judged.advantages[position])
         for index, judged in enumerate(groups, start=first)
         for position, rollout in enumerate(judged.group.rollouts)
         if counts(rollout, judged.totals[position], mask_truncated=mask_truncated)
