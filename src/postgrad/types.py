@@ -87,7 +87,7 @@ class StopReason(StrEnum):
     TURN_TOKENS = "turn_tokens"
     """One turn reached `max_tokens`; a tool call inside it is never executed."""
     TOTAL_TOKENS = "total_tokens"
-    """The whole rollout reached its token budget (`max_total_tokens`)."""
+    """The whole rollout reached its token budget (`max_total_tokens`), or all that the model has positions for."""
     TURNS = "turns"
     """The model still called tools at `max_turns`."""
     INVALID_CALLS = "invalid_calls"
@@ -157,6 +157,8 @@ class Prompt:
     columns: Mapping[str, Any] = field(default_factory=dict)
     raw_text: str | None = None
     """Set when the prompt is plain text that no chat template is applied to; `messages` is then empty."""
+    tools: tuple[ToolSpec, ...] = ()
+    """Tools that this row brings, shown to the model beside those of the run."""
 
 
 @dataclass(frozen=True, slots=True)

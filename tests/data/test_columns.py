@@ -59,7 +59,7 @@ def test_roles_make_messages_and_empty_parts_are_left_out():
         columns=columns,
     )
     assert rows.format == "messages"
-    assert rows.rows[0].fields == {
+    assert rows.read()[0].fields == {
         "id": 7,
         "messages": [
             {"role": "system", "content": "kind"},
@@ -67,18 +67,18 @@ def test_roles_make_messages_and_empty_parts_are_left_out():
             {"role": "assistant", "content": "3"},
         ],
     }
-    assert rows.rows[1].fields["messages"][0] == {"role": "user", "content": "Say hi."}
+    assert rows.read()[1].fields["messages"][0] == {"role": "user", "content": "Say hi."}
 
 
 def test_a_prompt_column_leaves_the_others_to_the_rewards():
-    row = rows_from([{"question": "2+2?", "answer": "4"}], columns={"prompt": "question"}).rows[0]
+    row = rows_from([{"question": "2+2?", "answer": "4"}], columns={"prompt": "question"}).read()[0]
     assert row.fields == {"prompt": "2+2?", "answer": "4"}
 
 
 def test_roles_without_an_answer_make_a_prompt():
     rows = rows_from([{"q": "2+2?", "answer": "4"}], columns={"user": "q"})
     assert rows.format == "prompt"
-    assert rows.rows[0].fields == {"prompt": [{"role": "user", "content": "2+2?"}], "answer": "4"}
+    assert rows.read()[0].fields == {"prompt": [{"role": "user", "content": "2+2?"}], "answer": "4"}
 
 
 def test_a_mapped_column_that_no_row_has_lists_what_is_there():

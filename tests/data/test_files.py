@@ -24,7 +24,7 @@ def write(tmp_path):
 
 def test_jsonl_rows_keep_their_line(write):
     rows = load_rows(write("a.jsonl", f"{GOOD}\n\n{GOOD}\n"))
-    assert [row.name for row in rows.rows] == ["a.jsonl:1", "a.jsonl:3"]
+    assert [row.name for row in rows.read()] == ["a.jsonl:1", "a.jsonl:3"]
     assert rows.format == "prompt+completion"
 
 
@@ -55,19 +55,19 @@ def test_a_bad_line_is_rejected_with_its_place_and_counted(write, line, reason):
     assert error.value.where == "a.jsonl:2"
     assert reason in error.value.what
     rows = load_rows(path, max_bad=1)
-    assert [row.name for row in rows.rows] == ["a.jsonl:1", "a.jsonl:3"]
+    assert [row.name for row in rows.read()] == ["a.jsonl:1", "a.jsonl:3"]
     assert len(rows.rejected) == 1
     assert len(rows) == 3
 
 
 def test_an_emoji_written_as_two_escapes_is_no_lone_surrogate(write):
     rows = load_rows(write("a.jsonl", '{"prompt": "\\ud83d\\ude00"}'))
-    assert rows.rows[0].fields["prompt"] == "\U0001f600"
+    assert rows.read()[0].fields["prompt"] == "\U0001f600"
 
 
 def test_rows_of_a_json_list_know_the_line_they_start_on(write):
     rows = load_rows(write("a.json", json.dumps([json.loads(GOOD)] * 3, indent=1)))
-    assert [row.name for row in rows.rows] == ["a.json:2", "a.json:6", "a.json:10"]
+    assert [row.name for row in rows.read()] == ["a.json:2", "a.json:6", "a.json:10"]
 
 
 def test_json_lines_in_a_json_file_are_read_as_lines(write):
@@ -104,7 +104,7 @@ def test_broken_json_in_a_list_names_its_line(write):
 
 def test_csv_rows_and_ragged_rows(write):
     rows = load_rows(write("a.csv", 'prompt,completion\n"a, b",c\nd\n'), max_bad=1)
-    assert rows.rows[0].fields == {"prompt": "a, b", "completion": "c"}
+    assert rows.read()[0].fields == {"prompt": "a, b", "completion": "c"}
     assert rows.rejected[0].name == "a.csv:3"
 
 
@@ -128,7 +128,7 @@ def test_parquet_rows_equal_jsonl_rows(tmp_path):
 
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([json.loads(GOOD)] * 2), tmp_path / "a.parquet")
     rows = load_rows(tmp_path / "a.parquet")
-    assert [(row.name, row.fields) for row in rows.rows] == [("a.parquet:1", json.loads(GOOD)), ("a.parquet:2", json.loads(GOOD))]
+    assert [(row.name, row.fields) for row in rows.read()] == [("a.parquet:1", json.loads(GOOD)), ("a.parquet:2", json.loads(GOOD))]
 
 
 def test_a_cut_off_parquet_file_is_a_data_error(tmp_path):
@@ -170,4 +170,4 @@ def test_the_hub_is_given_up_on_when_it_does_not_answer(monkeypatch):
 
 
 def test_rows_from_memory_are_numbered():
-    assert [row.name for row in rows_from([{"prompt": "a"}] * 2, name="toy").rows] == ["toy:1", "toy:2"]
+    assert [row.name for row in rows_from([{"prompt": "a"}] * 2, name="toy").read()] == ["toy:1", "toy:2"]

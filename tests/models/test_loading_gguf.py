@@ -12,7 +12,7 @@ import torch
 
 from postgrad.errors import ModelError
 from postgrad.models import gguf as conversion
-from postgrad.models.cache import build_once, cache_folder
+from postgrad.cache import build_once, cache_folder
 from postgrad.models.loading import load, load_tokenizer
 from postgrad.testing.tiny import tiny_model, tiny_tokenizer
 

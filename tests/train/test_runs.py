@@ -18,6 +18,7 @@ from postgrad.train.metrics import find
 from postgrad.train.recipe_file import load_recipe
 from postgrad.train.run import resume, run
 from postgrad.train.run_directory import read_jsonl
+from postgrad.train.setup import input_hashes
 
 pytestmark = pytest.mark.slow
 
@@ -187,3 +188,17 @@ def test_reward_that_asks_for_a_missing_column_stops_before_training(make_task, 
     assert done.returncode == 3
     assert "column 'answer'" in done.stderr
     assert "gold" in done.stderr
+
+
+def test_tool_result_longer_than_the_model_can_read_ends_its_rollout_not_the_run(make_task, tmp_path, finished):
+    task = make_task(tmp_path)
+    shutil.copytree(finished / "sft", tmp_path / "run" / "sft")
+    (task / "tools.py").write_text('def add(a: int, b: int) -> str:\n    """Add two numbers."""\n    return "9" * 4000\n')
+    recipe = load_recipe(task / "recipe.yaml")
+    inputs = tmp_path / "run" / "sft" / "inputs.json"
+    inputs.write_text(json.dumps(input_hashes(recipe.recipe.stages["sft"], recipe.base)))
+    run(recipe)
+    steps = read_jsonl(tmp_path / "run" / "grpo" / "metrics.jsonl")
+    assert max(record.get("tools/call_frequency", 0) for record in steps) > 0
+    lines = gzip.open(tmp_path / "run" / "grpo" / "rollouts" / "step-000001.jsonl.gz", "rt").read().splitlines()
+    assert "total_tokens" in {rollout["stop"] for line in lines for rollout in json.loads(line)["rollouts"]}

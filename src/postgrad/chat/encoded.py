@@ -32,18 +32,21 @@ class EncodedConversation:
 
 def encode_turns(tokens: Tokens, chat: Chat, turns: Sequence[Turn], text: str, *, header: str) -> EncodedConversation:
     """`text` is the whole rendered conversation and `turns` lie in it; `header` is the template's assistant header."""
-    coder = _Coder(tokens, chat, header)
+    pieces = [turns[0].prompt if turns else text]
+    for turn, following in zip(turns, [*turns[1:], None], strict=True):
+        pieces += [turn.body, text[len(turn.prompt) + len(turn.body) : len(following.prompt) if following else len(text)]]
+    coded = iter(tokens.rendered_pieces(pieces, guard=chat.guard))
+    glue = _Glue(tokens, chat, header)
     row = RowBuilder()
-    first = tokens.with_bos(coder.ids(turns[0].prompt if turns else text, continues=False))
-    coder.add_context(row, first, turns[0] if turns else None)
+    glue.add_context(row, tokens.with_bos(next(coded)), turns[0] if turns else None)
     for turn, following in zip(turns, [*turns[1:], None], strict=True):
         message = chat.origin[turn.index]
-        row.add(coder.ids(turn.body), "assistant", message)
-        end, *after = coder.ids(text[len(turn.prompt) + len(turn.body) : len(following.prompt) if following else len(text)])
+        row.add(next(coded), "assistant", message)
+        end, *after = next(coded)
         row.add([end], "assistant", message)
-        tail = coder.tail_length(turn, after)
+        tail = glue.tail_length(turn, after)
         row.add(after[:tail], "glue", message)
-        coder.add_context(row, after[tail:], following)
+        glue.add_context(row, after[tail:], following)
     return row.encoded()
 
 
@@ -64,14 +67,16 @@ class RowBuilder:
         return EncodedConversation(tuple(self._ids), tuple(self._source), tuple(self._message))
 
 
-class _Coder:
+class _Glue:
+    """Finds what the template puts around an assistant turn among the ids of context."""
+
     def __init__(self, tokens: Tokens, chat: Chat, header: str) -> None:
         self._tokens = tokens
         self._chat = chat
         self._header = header
 
-    def ids(self, text: str, *, continues: bool = True) -> list[int]:
-        return self._tokens.rendered(text, guard=self._chat.guard, continues=continues)
+    def _ids(self, text: str) -> list[int]:
+        return self._tokens.rendered(text, guard=self._chat.guard, continues=True)
 
     def add_context(self, row: RowBuilder, ids: Sequence[int], turn: Turn | None) -> None:
         """Context; the header of `turn`, where it can be told apart at the end of `ids`, is glue."""
@@ -80,11 +85,11 @@ class _Coder:
         row.add(ids[border:], "glue", self._chat.origin[turn.index] if turn else -1)
 
     def tail_length(self, turn: Turn, ids: Sequence[int]) -> int:
-        tail = self.ids(turn.tail)
+        tail = self._ids(turn.tail)
         return len(tail) if list(ids[: len(tail)]) == tail else 0
 
     def _header_length(self, turn: Turn, ids: Sequence[int]) -> int:
         if not self._header or not turn.prompt.endswith(self._header):
             return 0
-        header = self.ids(self._header)
+        header = self._ids(self._header)
         return len(header) if list(ids[-len(header) :]) == header else 0

@@ -86,11 +86,14 @@ def _roles(template: Template) -> Roles:
 PROBE_CALL_TURN = Message("assistant", "", tool_calls=(PROBE_CALL,))
 
 
+def prints_tools(template: Template) -> bool:
+    """True when the template prints tool descriptions itself."""
+    return template.accepts([PROBE_USER], must_show=PROBE_TOOL.description, tools=[PROBE_TOOL], prompt=True)
+
+
 def supports_tools(template: Template) -> bool:
     """True when the template prints tool descriptions and assistant calls itself."""
-    if not template.accepts([PROBE_USER], must_show=PROBE_TOOL.description, tools=[PROBE_TOOL], prompt=True):
-        return False
-    return template.accepts([PROBE_USER, PROBE_CALL_TURN], must_show="pgValue", tools=[PROBE_TOOL])
+    return prints_tools(template) and template.accepts([PROBE_USER, PROBE_CALL_TURN], must_show="pgValue", tools=[PROBE_TOOL])
 
 
 def call_style(written: str) -> codecs.CallStyle | None:

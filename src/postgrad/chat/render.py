@@ -12,7 +12,7 @@ from typing import Any
 
 import jinja2
 
-from postgrad.chat.templates import BUILT_IN
+from postgrad.chat.templates import BUILT_IN, built_in
 from postgrad.chat.tokens import Tokenizer
 from postgrad.errors import DataError
 from postgrad.types import Message, ToolCall, ToolSpec
@@ -34,15 +34,17 @@ class TemplateRefuses(DataError):
 
 
 class Template:
-    """The tokenizer's chat template, or a built-in one (`name`), or Jinja text."""
+    """The tokenizer's chat template, or a built-in one (`name`), or Jinja text. `source` is the Jinja text; `note` is for the user."""
 
     def __init__(self, tokenizer: Tokenizer, template: str | None, special: Mapping[str, int], options: Mapping[str, Any]) -> None:
         self._tokenizer = tokenizer
         self._options: dict[str, Any] = dict(options)
+        self.note = ""
+        if template in BUILT_IN:
+            eos = next((text for text, index in special.items() if index == tokenizer.eos_token_id), "")
+            template, self.note = built_in(template, special, eos)
         if template is not None:
-            self._options["chat_template"] = BUILT_IN.get(template, template)
-            if template in BUILT_IN and "<|im_end|>" not in special:
-                self._options["turn_end"] = next((text for text, index in special.items() if index == tokenizer.eos_token_id), "<|im_end|>")
+            self._options["chat_template"] = template
         self.source = str(self._options.get("chat_template") or tokenizer.chat_template or "")
         self.exists = bool(self.source)
         self._long_call_ids = False

@@ -5,13 +5,18 @@
 2. A piece of text that continues another is encoded on its own, so that no token spans the boundary, and without the space that
    SentencePiece-style tokenizers put before the start of a text.
 3. Where nobody typed a special-token string, the ids are exactly those of the plain tokenizer.
+
+Most tokenizers are *separable*: they cut a text at special tokens first and encode what lies between on its own. Then so does this module,
+and what lies between is often the same (`encoder`). For the others a piece without typed special strings is encoded whole.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
+
+from postgrad.chat.encoder import Encoder
 
 
 class Tokenizer(Protocol):
@@ -22,9 +27,14 @@ class Tokenizer(Protocol):
     @property
     def bos_token_id(self) -> int | None: ...
     @property
+    def unk_token_id(self) -> int | None: ...
+    @property
+    def special_tokens_map(self) -> Mapping[str, Any]: ...
+    @property
     def chat_template(self) -> Any: ...
     @property
     def added_tokens_decoder(self) -> Mapping[int, Any]: ...
+    def get_vocab(self) -> Mapping[str, int]: ...
     def encode(self, text: str, **options: Any) -> list[int]: ...
     def decode(self, token_ids: Any, **options: Any) -> Any: ...
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
@@ -39,6 +49,7 @@ class Tokens:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._encoder = Encoder(tokenizer)
         added = tokenizer.added_tokens_decoder
         self.special: dict[str, int] = {str(token.content): index for index, token in added.items() if token.special}
         self._eats_right = frozenset(index for index, token in added.items() if token.special and token.rstrip)
@@ -46,10 +57,12 @@ class Tokens:
         self.special_ids = frozenset(self.special.values())
         longest_first = sorted((text for text in self.special if len(text) > 1), key=len, reverse=True)
         self.special_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._around_special = re.compile(f"({self.special_pattern.pattern})")
         self._starts_with_space = self._ids("\nx")[len(self._ids("\n")) :] != self._ids("x")
-        bos = tokenizer.bos_token_id
-        opening = tokenizer.encode("x", add_special_tokens=True, verbose=False)
-        self._added_bos = bos if bos is not None and opening[:1] == [bos] and self._ids("x")[:1] != [bos] else None
+        self._separable = not self._starts_with_space and _cuts_at_special(added.values(), self.special_pattern)
+        self.bos_id = tokenizer.bos_token_id
+        self.unk_id = tokenizer.unk_token_id
+        self.adds_bos = self._opens_with_bos()
 
     # ---- encode
 
@@ -64,27 +77,22 @@ class Tokens:
 
     def rendered(self, text: str, *, guard: Guard, continues: bool = False) -> list[int]:
         """Ids of a piece of rendered template: unguarded special-token strings become their ids, guarded ones stay text."""
-        if not guard.mark:
-            return self._continue(text) if continues else self._ids(text)
-        ids: list[int] = []
-        for piece, special in self._split(text):
-            if special is not None:
-                ids.append(special)
-                continues = True
-            elif piece:
-                plain = guard.remove(piece)
-                ids += self._continue(plain, split_special_tokens=True) if continues else self._ids(plain, split_special_tokens=True)
-                continues = True
-        return ids
+        return self.rendered_pieces([text], guard=guard, continues=continues)[0]
+
+    def rendered_pieces(self, texts: Sequence[str], *, guard: Guard, continues: bool = False) -> list[list[int]]:
+        """Ids of consecutive pieces of one rendered template, each encoded on its own. `continues`: text precedes the first one."""
+        if self._separable:
+            return self._cut_and_encode(texts, guard)
+        return [self._rendered_whole(text, guard, continues or index > 0) for index, text in enumerate(texts)]
 
     def with_bos(self, ids: list[int]) -> list[int]:
         """`ids` with the beginning-of-sequence id that the tokenizer puts before a text, exactly once.
 
         A tokenizer that adds none (most chat tokenizers: their template writes it, or nothing does) gets none.
         """
-        bos = self._added_bos
-        if bos is None:
+        if not self.adds_bos:
             return ids
+        bos: Any = self.bos_id
         start = next((index for index, token in enumerate(ids) if token != bos), len(ids))
         return [bos, *ids[start:]]
 
@@ -101,18 +109,45 @@ class Tokens:
 
     # ---- inside
 
-    def _ids(self, text: str, **options: Any) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False, verbose=False, **options)) if text else []
+    def _ids(self, text: str, *, split_special_tokens: bool = False) -> list[int]:
+        return self._encoder.one(text, split=split_special_tokens)
 
-    def _continue(self, text: str, **options: Any) -> list[int]:
+    def _opens_with_bos(self) -> bool:
+        """True when the tokenizer itself puts BOS before a text."""
+        opening = self._tokenizer.encode("x", add_special_tokens=True, verbose=False)
+        return self.bos_id is not None and opening[:1] == [self.bos_id] and self._ids("x")[:1] != [self.bos_id]
+
+    def _cut_and_encode(self, texts: Sequence[str], guard: Guard) -> list[list[int]]:
+        cut = [self._around_special.split(text) for text in texts]  # plain text at even places, special strings at odd ones
+        plain = iter(self._encoder.many([guard.remove(piece) for pieces in cut for piece in pieces[::2]], split=bool(guard.mark)))
+        return [
+            [token for place, piece in enumerate(pieces) for token in ((self.special[piece],) if place % 2 else next(plain))]
+            for pieces in cut
+        ]
+
+    def _rendered_whole(self, text: str, guard: Guard, continues: bool) -> list[int]:
+        if not guard.mark:
+            return self._continue(text) if continues else self._ids(text)
+        ids: list[int] = []
+        for piece, special in self._split(text):
+            if special is not None:
+                ids.append(special)
+                continues = True
+            elif piece:
+                plain = guard.remove(piece)
+                ids += self._continue(plain, split_special_tokens=True) if continues else self._ids(plain, split_special_tokens=True)
+                continues = True
+        return ids
+
+    def _continue(self, text: str, *, split_special_tokens: bool = False) -> list[int]:
         """Encode after an anchor and take the anchor's ids away: the tokenizer then does not see a start of text."""
         if not self._starts_with_space or not text or self.special_pattern.match(text):
-            return self._ids(text, **options)
+            return self._ids(text, split_special_tokens=split_special_tokens)
         for anchor in _ANCHORS:
-            before, both = self._ids(anchor), self._ids(anchor + text, **options)
+            before, both = self._ids(anchor), self._ids(anchor + text, split_special_tokens=split_special_tokens)
             if both[: len(before)] == before:
                 return both[len(before) :]
-        return self._ids(text, **options)
+        return self._ids(text, split_special_tokens=split_special_tokens)
 
     def _split(self, text: str) -> Iterator[tuple[str, int | None]]:
         """(text, None) and (special-token string, id) pieces in order; whitespace that a special token swallows is left out."""
@@ -156,6 +191,20 @@ class Guard:
 
     def remove(self, text: str) -> str:
         return text.replace(self.mark, "") if self.mark else text
+
+
+def _cuts_at_special(added: Iterable[Any], special: re.Pattern[str]) -> bool:
+    """True when cutting a text at its special-token strings, found left to right and longest first, is what the tokenizer does.
+
+    Not so where an added token depends on its surroundings (takes white space with it, wants a word border), where special tokens are
+    looked for in normalized text, or where an ordinary added token could take a part of a special-token string.
+    """
+    tokens = list(added)
+    if any(token.single_word or (token.special and (token.lstrip or token.rstrip or token.normalized)) for token in tokens):
+        return False
+    beginnings = {str(token.content)[:length] for token in tokens if token.special for length in range(1, len(str(token.content)) + 1)}
+    ordinary = [str(token.content) for token in tokens if not token.special]
+    return not any(special.search(text) or any(text[start:] in beginnings for start in range(1, len(text))) for text in ordinary)
 
 
 def _strings(content: Any) -> Iterator[str]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -148,3 +149,15 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     for row in rows:
         built.add_row(*row)
     return built
+
+
+@contextmanager
+def working(what: str) -> Iterator[Callable[[float, int], None]]:
+    """Progress of one pass over rows: a bar on a terminal (gone at the end), nothing without one."""
+    if not stderr.is_terminal:
+        yield lambda share, rows: None
+        return
+    columns = (TextColumn(what), BarColumn(), TextColumn("{task.percentage:>3.0f} %  {task.fields[rows]} rows"), TimeRemainingColumn())
+    with Progress(*columns, console=stderr, transient=True) as progress:
+        task = progress.add_task(what, total=1.0, rows=0)
+        yield lambda share, rows: progress.update(task, completed=share, rows=rows)

@@ -1,139 +1,324 @@
-"""`postgrad data`: what is trained, token by token (`show`), and what became of every row (`check`)."""
+"""`postgrad data`: what is trained, token by token (`show`), and what a user must know about a file before training on it (`check`)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from postgrad.errors import RecipeError
+from postgrad.errors import CheckFailed, RecipeError
 
 if TYPE_CHECKING:
     from postgrad.chat import ChatFormat
-    from postgrad.data import DataReport, PromptData, RowSet, SFTData
-    from postgrad.types import ToolSpec
+    from postgrad.data import DataReport, Reading, RowSource
 
 app = typer.Typer(help="Check a data file and see what is trained, token by token.", no_args_is_help=True)
 
+METHODS = ("sft", "reward", "dpo", "grpo", "ppo")
+
 FileArgument = Annotated[
-    str, typer.Argument(help="A .jsonl, .json, .parquet or .csv file, a hub id, or a recipe (.yaml), whose settings are then used.")
+    str,
+    typer.Argument(help="A .jsonl, .json (or .gz), .parquet, .csv or .arrow file, a hub id, or a recipe (.yaml), whose settings count."),
 ]
 ModelOption = Annotated[str, typer.Option(help="Its tokenizer and chat template are used: built-in name, folder, hub id or .gguf.")]
-MethodOption = Annotated[str, typer.Option(help="sft or grpo.")]
-LengthOption = Annotated[int, typer.Option(min=1, help="Longest row (grpo: longest prompt), in tokens.")]
+MethodOption = Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)}; left out = what the format is most likely meant for.")]
+LengthOption = Annotated[int, typer.Option(min=1, help="Longest row (grpo, ppo: longest prompt), in tokens.")]
 OverlongOption = Annotated[str, typer.Option(help="What happens to a longer row: drop, cut or error.")]
 TrainOnOption = Annotated[str, typer.Option(help="assistant, last or all.")]
 ColumnsOption = Annotated[list[str] | None, typer.Option(help="FIELD=COLUMN[,COLUMN] as in the recipe's columns; repeat for several.")]
+TextOption = Annotated[str, typer.Option(help="Text prompts: chat (a user message of the template) or raw.")]
+TemplateOption = Annotated[str | None, typer.Option(help="A built-in chat template's name or Jinja text, instead of the tokenizer's own.")]
 MaxBadOption = Annotated[int, typer.Option(min=0, help="Rejected rows that are tolerated.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
+HtmlOption = Annotated[Path | None, typer.Option(help="Also write a page to this file.")]
 
-Method = Literal["sft", "grpo"]
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What both commands look at: training rows, held-out rows, and how they are read."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What both commands take; the defaults are a recipe's."""
-
-    file: str
+    rows: RowSource
+    heldout: RowSource | None
+    chat: ChatFormat
+    reading: Reading
     model: str
-    method: Method
-    max_length: int
-    overlong: Literal["drop", "cut", "error"]
-    train_on: Literal["assistant", "last", "all"]
-    columns: Mapping[str, str | list[str]]
-    max_bad: int
-    tools: tuple[ToolSpec, ...] = ()
-    system: str | None = None
+
+    @property
+    def encoder(self) -> Any:
+        return self.reading.encoder(self.rows.parts[0].format, self.chat)
 
 
 @app.command()
 def show(
     file: FileArgument,
     model: ModelOption = "smollm2-135m",
-    method: MethodOption = "sft",
+    method: MethodOption = None,
     max_length: LengthOption = 1024,
     overlong: OverlongOption = "drop",
     train_on: TrainOnOption = "assistant",
     columns: ColumnsOption = None,
+    text_prompts: TextOption = "chat",
+    chat_template: TemplateOption = None,
     max_bad: MaxBadOption = 0,
     rows: Annotated[int | None, typer.Option(min=1, help="Rows to show; default: 3 in the terminal, all with --json.")] = None,
     json_output: JsonOption = False,
+    html: HtmlOption = None,
 ) -> None:
     """Show rows as tokens: ⟦trained⟧, context, and ‹glue› of the template."""
-    options = _options(file, model, method, max_length, overlong, train_on, columns, max_bad)
-    if options.method == "sft":
-        _show_sft(options, rows, json_output=json_output)
-    else:
-        _show_prompts(options, rows, json_output=json_output)
+    reading = _reading(method, max_length, overlong, train_on, text_prompts)
+    opened = _open(file, model, reading, columns, chat_template, max_bad, None)
+    limit = rows or (None if json_output else 3)
+    shown = []
+    for item in _made(opened, limit):
+        shown.append(item)
+        if json_output:
+            print(json.dumps(_item_json(opened, item), ensure_ascii=False))
+        else:
+            print(_item_text(opened, item), end="\n\n")
+    if html is not None:
+        from postgrad.report.data_page import rows_page
+
+        _write(html, rows_page(opened.rows.name, [_item_parts(opened, item) for item in shown]))
 
 
 @app.command()
 def check(
     file: FileArgument,
     model: ModelOption = "smollm2-135m",
-    method: MethodOption = "sft",
+    method: MethodOption = None,
     max_length: LengthOption = 1024,
     overlong: OverlongOption = "drop",
     train_on: TrainOnOption = "assistant",
     columns: ColumnsOption = None,
+    text_prompts: TextOption = "chat",
+    chat_template: TemplateOption = None,
     max_bad: MaxBadOption = 0,
+    heldout: Annotated[str | None, typer.Option("--eval", help="Held-out rows to compare with; a recipe names its own.")] = None,
     json_output: JsonOption = False,
+    html: HtmlOption = None,
 ) -> None:
-    """Say what became of every row: format, kept, dropped and why, cut, trained tokens."""
-    options = _options(file, model, method, max_length, overlong, train_on, columns, max_bad)
-    rows, chat = _load(options)
-    report = (_sft(rows, chat, options) if options.method == "sft" else _prompts(rows, chat, options)).report
+    """Read every row as training would: what became of it, what to know about it, and a verdict (exit code 4 = not fit to train on)."""
+    from postgrad.cli.console import working
+    from postgrad.data import Work, audit
+
+    reading = _reading(method, max_length, overlong, train_on, text_prompts)
+    opened = _open(file, model, reading, columns, chat_template, max_bad, heldout)
+    with working("reading") as progress:
+        report = audit(opened.rows, opened.chat, opened.reading, heldout=opened.heldout, work=Work(progress=progress))
     if json_output:
         print(json.dumps(_report_json(report), ensure_ascii=False))
-        return
-    for line in report.lines():
-        print(line)
+    else:
+        _print_report(report, opened)
+    if html is not None:
+        from postgrad.report.data_page import report_page
+
+        _write(html, report_page(report, [_item_parts(opened, item) for item in _made(opened, 20, strict=False)]))
+    if not report.passed:
+        raise CheckFailed(_why(report), where=opened.rows.name, hint="see the findings above")
 
 
-# ---- what the commands do
+# ---- opening
 
 
-def _show_sft(options: Options, limit: int | None, *, json_output: bool) -> None:
-    rows, chat = _load(options)
-    data = _sft(rows, chat, options)
-    count = min(len(data.rows), limit or (len(data.rows) if json_output else 3))
-    for name, row, source in list(zip(data.row_names, data.rows, data.sources, strict=True))[:count]:
-        if json_output:
-            _print_json({"row": name, "token_ids": row.token_ids, "train": [int(flag) for flag in row.trained], "source": source})
-        else:
-            print(f"{name}: {len(row.token_ids)} tokens, {row.trained_tokens} trained")
-            print(marked(chat, row.token_ids, row.trained, source), end="\n\n")
-    _print_report(data.report, shown=count, legend="⟦trained⟧ context ‹glue›")
+def _reading(method: str | None, max_length: int, overlong: str, train_on: str, text_prompts: str) -> Reading:
+    from postgrad.data import Reading
+
+    return Reading(
+        method=None if method is None else _one_of("--method", method, METHODS),
+        max_length=max_length,
+        overlong=_one_of("--overlong", overlong, ("drop", "cut", "error")),
+        train_on=_one_of("--train-on", train_on, ("assistant", "last", "all")),
+        text_prompts=_one_of("--text-prompts", text_prompts, ("chat", "raw")),
+    )
 
 
-def _show_prompts(options: Options, limit: int | None, *, json_output: bool) -> None:
-    rows, chat = _load(options)
-    data = _prompts(rows, chat, options)
-    count = min(len(data.prompts), limit or (len(data.prompts) if json_output else 3))
-    for prompt in data.prompts[:count]:
-        ids = chat.raw_prompt_ids(prompt.raw_text) if prompt.raw_text is not None else chat.prompt_ids(prompt.messages, options.tools)
-        if json_output:
-            _print_json({"row": prompt.row, "token_ids": ids, "train": [0] * len(ids), "source": ["context"] * len(ids)})
-        else:
-            print(f"{prompt.row}: {len(ids)} tokens; columns for the rewards: {', '.join(prompt.columns) or 'none'}")
-            print(visible(chat.decode_raw(ids)), end="\n\n")
-    _print_report(data.report, shown=count, legend="the prompt as the model reads it")
+def _open(
+    file: str, model: str, reading: Reading, columns: list[str] | None, template: str | None, max_bad: int, heldout: str | None
+) -> Opened:
+    """The rows are opened first: their faults show before a model is looked for."""
+    from postgrad.data import load_rows
+
+    if Path(file).suffix in {".yaml", ".yml"}:
+        return _open_recipe(Path(file))
+    mapped = dict(_column(text) for text in columns or [])
+    rows = load_rows(file, columns=mapped, max_bad=max_bad)
+    _check_cut(rows, reading)
+    other = None if heldout is None else load_rows(heldout, columns=mapped, max_bad=max_bad)
+    return Opened(rows, other, _chat(model, template), reading, model)
 
 
-def marked(chat: ChatFormat, token_ids: tuple[int, ...], trained: tuple[bool, ...], source: tuple[str, ...]) -> str:
-    """The row's text with every stretch of trained tokens in ⟦ ⟧, of glue in ‹ ›; readable without colour."""
-    kinds = ["trained" if flag else "glue" if origin == "glue" else "context" for flag, origin in zip(trained, source, strict=True)]
+def _check_cut(rows: RowSource, reading: Reading) -> None:
+    if reading.overlong == "cut" and reading.method in ("grpo", "ppo"):
+        raise RecipeError("a prompt is never cut", where="--overlong", hint=f"use drop or error with --method {reading.method}")
+
+
+def _open_recipe(path: Path) -> Opened:
+    """The settings with which the recipe would read its training data."""
+    from postgrad.data import Reading
+    from postgrad.rollout.tools import load_tools
+    from postgrad.train.datasets import open_rows
+    from postgrad.train.recipe import GRPORecipe, SFTRecipe
+    from postgrad.train.recipe_file import load_recipe
+
+    loaded = load_recipe(path)
+    recipe = loaded.recipe
+    if not isinstance(recipe, SFTRecipe | GRPORecipe) or recipe.model.startswith("stage:"):
+        raise RecipeError("the recipe has stages", where=str(path), hint="name a stage's data file, with --model, --method and --columns")
+    rows, heldout = open_rows(recipe, loaded.base)
+    reading = Reading(
+        method=recipe.method,
+        max_length=recipe.data.max_length,
+        overlong=recipe.data.overlong,
+        train_on=recipe.data.train_on if isinstance(recipe, SFTRecipe) else "assistant",
+        text_prompts=recipe.data.text_prompts,
+        tools=tuple(load_tools(recipe.tools, loaded.base).specs),
+        system=recipe.system if isinstance(recipe, GRPORecipe) else None,
+    )
+    return Opened(rows, heldout, _chat(recipe.model, recipe.chat_template), reading, recipe.model)
+
+
+def _chat(model: str, template: str | None) -> ChatFormat:
+    from postgrad.chat import ChatFormat
+    from postgrad.models.loading import load_tokenizer
+
+    tokenizer, stop_ids = load_tokenizer(model)
+    return ChatFormat(tokenizer, stop_ids=stop_ids, template=template)
+
+
+def _one_of(option: str, value: str, known: tuple[str, ...]) -> Any:
+    if value not in known:
+        raise RecipeError(f"{value!r} is not one of {', '.join(known)}", where=option, hint=f"e.g. {option} {known[0]}")
+    return value
+
+
+def _column(text: str) -> tuple[str, str | list[str]]:
+    field, equals, names = text.partition("=")
+    if not equals or not names:
+        raise RecipeError(f"{text!r} is not FIELD=COLUMN", where="--columns", hint="e.g. --columns prompt=question")
+    parts = names.split(",")
+    return field, parts if len(parts) > 1 else names
+
+
+# ---- rows, token by token
+
+
+class _Enough(Exception):
+    """As many rows as were asked for have been made."""
+
+
+def _made(opened: Opened, limit: int | None, *, strict: bool = True) -> list[Any]:
+    """What is made of the first rows. Raises `DataError` as training would, when nothing is."""
+    from postgrad.data import Work
+    from postgrad.data.pipeline import encode
+    from postgrad.data.report import report_of
+
+    made: list[Any] = []
+
+    def take(some: list[Any]) -> None:
+        made.extend(some)
+        if limit is not None and len(made) >= limit:
+            raise _Enough
+
+    encoder = opened.encoder
+    try:
+        tally = encode(opened.rows, None, encoder, take, work=Work(helpers=0), strict=strict)
+    except _Enough:
+        return made[:limit]
+    if strict and not made:
+        report_of(opened.rows, tally, encoder).verify()
+    return made
+
+
+def _item_json(opened: Opened, item: Any) -> dict[str, Any]:
+    from postgrad.data.encoded import read_row
+    from postgrad.data.preferences import read_labelled, read_pair
+    from postgrad.types import Prompt
+
+    if isinstance(item, Prompt):
+        ids = _prompt_ids(opened, item)
+        return {"row": item.row, "token_ids": ids, "train": [0] * len(ids), "source": ["context"] * len(ids)}
+    if "chosen" in item:
+        pair = read_pair(item)
+        record = {
+            "row": pair.name,
+            "prompt_ids": pair.prompt_ids,
+            "chosen_ids": pair.chosen.token_ids,
+            "rejected_ids": pair.rejected.token_ids,
+        }
+        return record | ({} if pair.margin is None else {"margin": pair.margin})
+    if "label" in item:
+        row = read_labelled(item)
+        return {"row": row.name, "prompt_ids": row.prompt_ids, "completion_ids": row.answer.token_ids, "label": row.label}
+    encoded = read_row(item)
+    train = [int(flag) for flag in encoded.trained]
+    return {"row": encoded.name, "token_ids": encoded.token_ids, "train": train, "source": encoded.source}
+
+
+def _prompt_ids(opened: Opened, prompt: Any) -> tuple[int, ...]:
+    if prompt.raw_text is not None:
+        return opened.chat.raw_prompt_ids(prompt.raw_text)
+    return opened.chat.prompt_ids(prompt.messages, (*opened.reading.tools, *prompt.tools))
+
+
+Part = tuple[str, str]
+"""(kind: trained | context | glue | padding, text)."""
+
+
+def _item_parts(opened: Opened, item: Any) -> tuple[str, list[tuple[str, list[Part]]]]:
+    """(title, [(label, parts)]): a row as stretches of one kind; a pair has three of them."""
+    from postgrad.data.encoded import read_row
+    from postgrad.data.preferences import read_labelled, read_pair
+    from postgrad.types import Prompt
+
+    chat = opened.chat
+    if isinstance(item, Prompt):
+        ids = _prompt_ids(opened, item)
+        title = f"{item.row}: {len(ids)} tokens; columns for the rewards: {', '.join(item.columns) or 'none'}"
+        return title, [("", [("context", chat.decode_raw(ids))])]
+    if "chosen" in item:
+        pair = read_pair(item)
+        sides = [("chosen", pair.chosen), ("rejected", pair.rejected)]
+        counts = f"prompt {len(pair.prompt_ids)}, chosen {len(pair.chosen.token_ids)}, rejected {len(pair.rejected.token_ids)} tokens"
+        answers = [(label, stretches(chat, side.token_ids, side.scored)) for label, side in sides]
+        return f"{pair.name}: {counts}", [("prompt", [("context", chat.decode_raw(pair.prompt_ids))]), *answers]
+    if "label" in item:
+        row = read_labelled(item)
+        label = "desirable" if row.label else "undesirable"
+        title = f"{row.name}: prompt {len(row.prompt_ids)}, answer {len(row.answer.token_ids)} tokens"
+        answer = (label, stretches(chat, row.answer.token_ids, row.answer.scored))
+        return title, [("prompt", [("context", chat.decode_raw(row.prompt_ids))]), answer]
+    encoded = read_row(item)
+    title = f"{encoded.name}: {len(encoded.token_ids)} tokens, {sum(encoded.trained)} trained"
+    return title, [("", stretches(chat, encoded.token_ids, encoded.trained, encoded.source))]
+
+
+def _item_text(opened: Opened, item: Any) -> str:
+    title, blocks = _item_parts(opened, item)
+    return "\n".join([title, *((f"{label}: " if label else "") + bracketed(parts) for label, parts in blocks)])
+
+
+def stretches(chat: ChatFormat, token_ids: tuple[int, ...], trained: tuple[bool, ...], source: tuple[str, ...] = ()) -> list[Part]:
+    """Neighbouring tokens of one kind as text, in order."""
+    origins = source or ("context",) * len(token_ids)
+    kinds = ["trained" if flag else "glue" if origin == "glue" else "context" for flag, origin in zip(trained, origins, strict=True)]
+    grouped = groupby(zip(kinds, token_ids, strict=True), key=lambda pair: pair[0])
+    return [(kind, chat.decode_raw([token for _, token in stretch])) for kind, stretch in grouped]
+
+
+def bracketed(parts: list[Part]) -> str:
+    """Trained text in ⟦ ⟧, glue in ‹ ›; readable without colour."""
     brackets = {"trained": ("⟦", "⟧"), "glue": ("‹", "›"), "context": ("", "")}
-    parts: list[str] = []
-    for kind, stretch in groupby(zip(kinds, token_ids, strict=True), key=lambda pair: pair[0]):
-        opening, closing = brackets[kind]
-        parts.append(opening + visible(chat.decode_raw([token for _, token in stretch])) + closing)
-    return "".join(parts)
+    return "".join(brackets[kind][0] + visible(text) + brackets[kind][1] for kind, text in parts)
+
+
+def marked(chat: ChatFormat, token_ids: tuple[int, ...], trained: tuple[bool, ...], source: tuple[str, ...] = ()) -> str:
+    """A row's text with its trained and glue stretches in brackets."""
+    return bracketed(stretches(chat, token_ids, trained, source))
 
 
 def visible(text: str) -> str:
@@ -145,123 +330,79 @@ def visible(text: str) -> str:
     return "".join("⏎\n" if letter == "\n" else letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
-def _load(options: Options) -> tuple[RowSet, ChatFormat]:
-    """The file is read first: its faults show before a model is looked for."""
-    from postgrad.chat import ChatFormat
-    from postgrad.data import load_rows
-
-    rows = load_rows(options.file, columns=options.columns, max_bad=options.max_bad)
-
-    from postgrad.models.loading import load_tokenizer
-
-    tokenizer, stop_ids = load_tokenizer(options.model)
-    return rows, ChatFormat(tokenizer, stop_ids=stop_ids)
-
-
-def _sft(rows: RowSet, chat: ChatFormat, options: Options) -> SFTData:
-    from postgrad.data import prepare_sft
-
-    return prepare_sft(rows, chat, max_length=options.max_length, overlong=options.overlong, train_on=options.train_on, tools=options.tools)
-
-
-def _prompts(rows: RowSet, chat: ChatFormat, options: Options) -> PromptData:
-    from postgrad.data import prepare_prompts
-
-    if options.overlong == "cut":
-        raise RecipeError("a prompt is never cut", where="--overlong", hint="use drop or error with --method grpo")
-    return prepare_prompts(
-        rows, chat, max_prompt_tokens=options.max_length, overlong=options.overlong, tools=options.tools, system=options.system
-    )
-
-
-# ---- options and output
-
-
-def _options(
-    file: str, model: str, method: str, max_length: int, overlong: str, train_on: str, columns: list[str] | None, max_bad: int
-) -> Options:
-    if Path(file).suffix in {".yaml", ".yml"}:
-        return _recipe_options(Path(file))
-    return Options(
-        file=file,
-        model=model,
-        method=_one_of("--method", method, {"sft": "sft", "grpo": "grpo"}),
-        max_length=max_length,
-        overlong=_one_of("--overlong", overlong, {"drop": "drop", "cut": "cut", "error": "error"}),
-        train_on=_one_of("--train-on", train_on, {"assistant": "assistant", "last": "last", "all": "all"}),
-        columns=dict(_column(text) for text in columns or []),
-        max_bad=max_bad,
-    )
-
-
-def _recipe_options(path: Path) -> Options:
-    """The settings with which the recipe would read its training data."""
-    from postgrad.rollout.tools import load_tools
-    from postgrad.train.recipe import GRPORecipe, SFTRecipe
-    from postgrad.train.recipe_file import load_recipe
-
-    loaded = load_recipe(path)
-    recipe = loaded.recipe
-    if not isinstance(recipe, SFTRecipe | GRPORecipe) or recipe.model.startswith("stage:"):
-        raise RecipeError("the recipe has stages", where=str(path), hint="name a stage's data file, with --model, --method and --columns")
-    beside = loaded.base / recipe.data.train
-    return Options(
-        file=str(beside) if beside.exists() else recipe.data.train,
-        model=recipe.model,
-        method=recipe.method,
-        max_length=recipe.data.max_length,
-        overlong=recipe.data.overlong,
-        train_on=recipe.data.train_on if isinstance(recipe, SFTRecipe) else "assistant",
-        columns=recipe.data.columns,
-        max_bad=recipe.data.max_bad,
-        tools=tuple(load_tools(recipe.tools, loaded.base).specs),
-        system=recipe.system if isinstance(recipe, GRPORecipe) else None,
-    )
-
-
-def _one_of(option: str, value: str, known: Mapping[str, Any]) -> Any:
-    if value not in known:
-        raise RecipeError(f"{value!r} is not one of {', '.join(known)}", where=option, hint=f"e.g. {option} {next(iter(known))}")
-    return known[value]
-
-
-def _column(text: str) -> tuple[str, str | list[str]]:
-    field, equals, names = text.partition("=")
-    if not equals or not names:
-        raise RecipeError(f"{text!r} is not FIELD=COLUMN", where="--columns", hint="e.g. --columns prompt=question")
-    parts = names.split(",")
-    return field, parts if len(parts) > 1 else names
+# ---- the report
 
 
 def _report_json(report: DataReport) -> dict[str, Any]:
-    findings = [
-        {"id": "rejected", "severity": "warning", "count": len(report.rejected), "rows": [row.name for row in report.rejected],
-         "message": report.rejected[0].reason}
-    ] if report.rejected else []  # fmt: skip
     return {
         "format": report.format,
         "rows": report.rows,
         "kept": report.kept,
         "dropped": dict(report.dropped),
         "cut": report.cut,
-        "trained_tokens": report.trained_tokens,
         "tokens": report.tokens,
-        "notes": list(report.notes),
-        "findings": findings,
-    }
+        "trained_tokens": report.trained_tokens,
+        "answers": report.answers,
+        "answers_with_end_token": report.ends,
+        "lengths": {"shortest": report.lengths.shortest, "median": report.lengths.median, "p95": report.lengths.p95,
+                    "longest": report.lengths.longest, "limit": report.max_length},
+        "columns": list(report.columns),
+        "findings": [finding.to_json() for finding in report.findings],
+        "passed": report.passed,
+    }  # fmt: skip
 
 
-def _print_json(record: Mapping[str, Any]) -> None:
-    print(json.dumps(record, ensure_ascii=False))
+def _print_report(report: DataReport, opened: Opened) -> None:
+    for line in report_lines(report, method=opened.reading.method_for(opened.rows.parts[0].format), model=opened.model):
+        print(visible(line))
 
 
-def _print_report(report: DataReport, *, shown: int, legend: str) -> None:
+def report_lines(report: DataReport, *, method: str, model: str) -> Iterator[str]:
+    """The report for a reader of the terminal."""
+    yield f"{report.source}: {report.format} rows, read for {method} with the tokenizer and template of {model}"
+    yield ""
+    yield f"rows      {report.rows}: {report.kept} kept, {report.rows - report.kept} dropped, {report.cut} cut"
+    for reason, count in report.dropped.items():
+        yield f"          dropped {count}: {reason}"
+    share = 100 * report.trained_tokens / max(report.tokens, 1)
+    trained = f", {report.trained_tokens} of them trained ({share:.1f} %)" if report.trained_tokens else ""
+    yield f"tokens    {report.tokens} in kept rows{trained}"
+    if report.answers:
+        yield f"answers   {report.answers} are trained, {report.ends} of them with their end token"
+    yield f"columns   {', '.join(report.columns)}"
+    yield from _histogram(report)
+    yield ""
+    for finding in report.findings:
+        yield f"{finding.severity:<9} {finding.id}: {finding.message}"
+        if finding.rows:
+            more = ", …" if finding.count > len(finding.rows) else ""
+            yield f"          rows: {', '.join(finding.rows)}{more}"
+        if finding.hint:
+            yield f"          hint: {finding.hint}"
+    yield f"verdict   {'pass' if report.passed else 'fail: ' + _why(report)}"
+
+
+def _histogram(report: DataReport) -> Iterator[str]:
+    limit = report.max_length if report.max_length is not None and report.max_length < 2**62 else None
+    yield f"lengths   tokens per row before the limit{'' if limit is None else f' of {limit}'}:"
+    bins = report.length_bins()
+    most = max((count for *_, count in bins), default=1)
+    for low, high, count in bins:
+        over = "  over the limit" if limit is not None and low > limit else ""
+        yield f"  {low:>7} to {high:>7}  {count:>8}  {'█' * -(-30 * count // most)}{over}"
+
+
+def _why(report: DataReport) -> str:
+    if report.fail is not None:
+        return report.fail.what
+    return next(finding.message for finding in report.findings if finding.severity == "critical")
+
+
+def _write(path: Path, text: str) -> None:
     from postgrad.cli.console import stderr
 
-    for line in _footer(report, shown, legend):
-        stderr.print(line, markup=False)
-
-
-def _footer(report: DataReport, shown: int, legend: str) -> Iterator[str]:
-    yield f"{shown} of {report.kept} rows shown: {legend}"
-    yield from report.lines()
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"the page cannot be written: {error.strerror}", where=str(path), hint="choose another place") from error
+    stderr.print(f"page written to {path}", markup=False)

@@ -32,7 +32,7 @@ def run_dry(loaded: LoadedRecipe) -> None:
 def _one(recipe: Recipe, base: Path) -> None:
     with TemporaryDirectory() as scratch, ExitStack() as stack:
         if isinstance(recipe, SFTRecipe):
-            built = build_sft(recipe, base)
+            built = build_sft(recipe, base, reporter())
         else:
             built = build_grpo(recipe, base, RunDirectory(Path(scratch)), reporter(), stack)
         for note in built.notes:

@@ -16,13 +16,11 @@ def run_eval(path: Path, *, model: str | None, data: str | None, rows: int | Non
     loaded, own = _locate(path)
     recipe = _grpo(loaded, path)
     name = model or own or recipe.model
-    source = data or recipe.data.eval
-    if source is None:
-        raise RecipeError("nothing to evaluate on: the recipe has no data.eval", where=str(path), hint="pass --data FILE")
     from postgrad.train.run import evaluate
 
-    base = Path.cwd() if data else loaded.base
-    result = evaluate(recipe, loaded.base, model=name, data=str(base / source) if (base / source).exists() else source, rows=rows)
+    file = None if data is None else str(Path.cwd() / data) if (Path.cwd() / data).exists() else data
+    result = evaluate(recipe, loaded.base, model=name, data=file, rows=rows)
+    source = data or str(recipe.data.eval)
     if json_output:
         record = {
             "model": name,

@@ -1,41 +1,30 @@
-"""Which format the rows have, and the recipe's `columns:` map, which turns other rows into one of these formats.
+"""The recipe's `columns:` map, which turns rows with other names into one of the formats of `formats`.
 
-Formats (found by column names, printed at the start of a run):
+It maps a field of a format, or a role, to a column of the file:
 
-    messages            a `messages` (or `conversations`) list, optionally `tools`
-    prompt+completion   `prompt` and `completion`, each text or messages
-    prompt              `prompt` alone; every other column is handed to the rewards
-
-`columns:` maps a field of these formats, or a role, to a column of the file:
-
-    columns: {prompt: question}                                     # gsm8k: prompts; `answer` stays a column for the rewards
-    columns: {prompt: question, completion: answer}                 # gsm8k: SFT
-    columns: {user: [instruction, input], assistant: output}        # alpaca; joined by a blank line, empty ones left out
+    columns: {prompt: query}                                        # prompts; every other column goes to the rewards
+    columns: {prompt: question, completion: answer}                 # SFT
+    columns: {user: [instruction, input], assistant: output}        # joined by a blank line, empty ones left out
     columns: {system: persona, user: query, assistant: reply}       # one message per role, in this order
+    columns: {user: query, chosen: better, rejected: worse}         # preference pairs
     columns: {messages: dialog, tools: functions}                   # other names
 
 `system`, `user`, `assistant` make `messages`; without `assistant` they make a prompt.
-Columns that the map names are used up; all others stay.
+Columns that the map names are used up; all others stay, except those that would make it another format.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from postgrad.data.files import Row
 from postgrad.errors import DataError, RecipeError
 
-FIELDS = ("messages", "prompt", "completion", "tools", "system", "user", "assistant")
 _ROLES = ("system", "user", "assistant")
-_SUGGESTIONS = (
-    ({"instruction", "output"}, "{user: [instruction, input], assistant: output}"),
-    ({"question", "answer"}, "{prompt: question} (rewards read `answer`) or {prompt: question, completion: answer}"),
-    ({"question"}, "{prompt: question}"),
-    ({"text"}, "{prompt: text}"),
-)
+_FORMAT_FIELDS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
+FIELDS = ("messages", "prompt", "completion", "chosen", "rejected", "label", "margin", "text", "tools", *_ROLES)
 
 Columns = Mapping[str, str | Sequence[str]]
 
@@ -55,79 +44,40 @@ def check_columns(columns: Columns) -> None:
     kinds = [kind for kind, members in _KINDS.items() if any(member in columns for member in members)]
     if len(kinds) > 1:
         raise RecipeError(
-            f"the map mixes {' and '.join(kinds)}", where="data.columns", hint="use messages, or prompt (and completion), or roles"
+            f"the map mixes {' and '.join(kinds)}", where="data.columns", hint="use messages, or prompt (and completion), or roles, or text"
         )
     if ("completion" in columns and "prompt" not in columns) or ("assistant" in columns and "user" not in columns):
         raise RecipeError("an answer without a question", where="data.columns", hint="map the prompt (or user) column too")
+    if ("chosen" in columns) != ("rejected" in columns):
+        raise RecipeError("a pair needs both sides", where="data.columns", hint="map chosen and rejected")
 
 
-_KINDS = {"messages": ("messages",), "prompt/completion": ("prompt", "completion"), "roles": _ROLES}
+_KINDS = {"messages": ("messages",), "prompt/completion": ("prompt", "completion"), "roles": _ROLES, "text": ("text",)}
 
 
-def apply_columns(rows: Sequence[Row], columns: Columns) -> tuple[Row, ...]:
-    """Rows in the format that the map makes. Raises `DataError` when a mapped column is in none of the rows."""
-    check_columns(columns)
-    if not columns or not rows:
-        return tuple(rows)
-    found = {name for row in rows for name in row.fields}
+def check_present(columns: Columns, found: set[str], *, where: str) -> None:
+    """Raises `DataError` when a mapped column is not among the columns found."""
     for field, value in columns.items():
         for name in _names(value):
             if name not in found:
-                raise DataError(f"no row has the column {name!r} (mapped to {field})", where=rows[0].name, hint=f"found: {_listed(found)}")
-    return tuple(Row(row.name, _mapped(row.fields, columns)) for row in rows)
+                hint = f"found: {', '.join(sorted(found)) or 'none'}"
+                raise DataError(f"no row has the column {name!r} (mapped to {field})", where=where, hint=hint)
 
 
-def detect(rows: Sequence[Row]) -> str:
-    """The one format of all rows. Raises `DataError` on none, or on two in one file."""
-    formats = Counter(_format(row.fields) for row in rows)
-    if len(formats) > 1:
-        (first, count), (second, other) = formats.most_common(2)
-        where = next(row.name for row in rows if _format(row.fields) == second)
-        names = [name or "unknown" for name in (first, second)]
-        raise DataError(
-            f"two formats in one file: {names[0]} ({count} rows) and {names[1]} ({other} rows)", where=where, hint="split the file"
-        )
-    name = next(iter(formats))
-    if not name:
-        raise _unknown(rows[0])
-    return name
-
-
-def _format(fields: Mapping[str, Any]) -> str:
-    if "messages" in fields or ("conversations" in fields and not {"chosen", "rejected"} & set(fields)):
-        return "messages"
-    if "prompt" in fields and not {"chosen", "rejected"} & set(fields):
-        return "prompt+completion" if "completion" in fields else "prompt"
-    return ""
-
-
-def _unknown(row: Row) -> DataError:
-    names = set(row.fields)
-    suggestion = next((text for needed, text in _SUGGESTIONS if needed <= names), None)
-    hint = (
-        f"map the columns: data.columns: {suggestion}"
-        if suggestion
-        else "name the columns in data.columns, e.g. {user: question, assistant: reply}"
-    )
-    if "input_ids" in names:
-        hint = "token ids do not say which of them are the answer; give the text or messages they were made from"
-    if any("chosen" in name for name in names):
-        hint = "these look like preference pairs, which have no single answer to train on"
-    near = next((f"; nearest format: {word}" for word in ("messages", "prompt") if difflib.get_close_matches(word, names, n=1)), "")
-    return DataError(f"unknown format; columns found: {_listed(names)}{near}", where=row.name, hint=hint)
+def mapped(row: Row, columns: Columns) -> Row:
+    """The row in the format that the map makes."""
+    return Row(row.place, _mapped(row.fields, columns)) if columns else row
 
 
 def _mapped(fields: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
     used = {name for value in columns.values() for name in _names(value)}
-    mapped: dict[str, Any] = {
-        name: value for name, value in fields.items() if name not in used and name not in ("messages", "prompt", "completion")
-    }
-    mapped |= {field: _value(fields, value) for field, value in columns.items() if field not in _ROLES}
+    result: dict[str, Any] = {name: value for name, value in fields.items() if name not in used and name not in _FORMAT_FIELDS}
+    result |= {field: _value(fields, value) for field, value in columns.items() if field not in _ROLES}
     roles = [{"role": role, "content": _value(fields, columns[role])} for role in _ROLES if role in columns]
     if roles:
         turns = [turn for turn in roles if turn["role"] != "system" or turn["content"]]
-        mapped["messages" if "assistant" in columns else "prompt"] = turns
-    return mapped
+        result["messages" if "assistant" in columns else "prompt"] = turns
+    return result
 
 
 def _value(fields: Mapping[str, Any], value: str | Sequence[str]) -> Any:
@@ -139,7 +89,3 @@ def _value(fields: Mapping[str, Any], value: str | Sequence[str]) -> Any:
 
 def _names(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
-
-
-def _listed(names: set[str]) -> str:
-    return ", ".join(sorted(names)) or "none"

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from postgrad.data.files import Rejected, Row
+from postgrad.data.files import Place, Rejected, Row
 from postgrad.errors import DataError
 
 _HUB_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<first>[\w.-]+))?(:(?P<second>[\w.-]+))?")
@@ -33,7 +33,7 @@ def read_hub(source: str) -> Iterator[Row | Rejected]:
     problem = _reach(name)
     dataset = _load(name, config, split, source=source, offline=problem)
     for number, fields in enumerate(dataset, start=1):
-        yield Row(f"{source}:{number}", dict(fields))
+        yield Row(Place(source, number), dict(fields))
 
 
 def _reach(name: str) -> str:

@@ -1,7 +1,8 @@
 """A row's value to `Message`s and `ToolSpec`s: OpenAI style, sharegpt style, typed content parts, per-message weights.
 
-Accepted, with the same result: arguments as object or JSON string; `tools` as list or JSON string; content as text or text parts;
-`role`/`content` or `from`/`value`; nulls that Arrow puts where other rows have a key. Everything else is a `BadRow` with its reason.
+Accepted, with the same result: arguments as object or JSON string; `tools` as list or JSON string; content as text or as parts of text,
+thinking and calls; `role`/`content` or `from`/`value`; Python's type names in a schema; nulls that Arrow puts where other rows have a key.
+Everything else is a `BadRow` with its reason.
 """
 
 from __future__ import annotations
@@ -78,12 +79,44 @@ def _tool(item: Any, pointer: str) -> ToolSpec:
     parameters = item.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, dict):
         raise BadRow(f"{pointer}/parameters: must be a JSON Schema, not {type(parameters).__name__}")
+    parameters = _json_types(parameters)
     try:
         jsonschema.Draft202012Validator.check_schema(parameters)
     except jsonschema.SchemaError as error:
         path = "".join(f"/{part}" for part in error.absolute_path)
         raise BadRow(f"{pointer}/parameters{path}: not a JSON Schema: {error.message}") from None
     return ToolSpec(name, str(item.get("description") or ""), parameters)
+
+
+_PYTHON_TYPES = {
+    "dict": "object", "list": "array", "tuple": "array", "set": "array", "str": "string", "int": "integer", "float": "number",
+    "bool": "boolean", "NoneType": "null",
+}  # fmt: skip
+
+
+def _json_types(schema: Any) -> Any:
+    """The schema with Python's type names as JSON's (`dict` → `object`; `any` = no type at all), as benchmarks write them."""
+    if isinstance(schema, list):
+        return [_json_types(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    result = {key: value if key in ("enum", "default", "const", "examples") else _json_types(value) for key, value in schema.items()}
+    kind = schema.get("type")
+    if isinstance(kind, str) and kind in _PYTHON_TYPES:
+        result["type"] = _PYTHON_TYPES[kind]
+    elif kind == "any":
+        del result["type"]
+    return result
+
+
+def has_null_arguments(messages: Any) -> bool:
+    """Whether a call in a row's messages has a null-valued argument, as Arrow adds them."""
+    if not isinstance(messages, (list, tuple)):
+        return False
+    calls = [call for item in messages if isinstance(item, Mapping) for call in (item.get("tool_calls") or ()) if isinstance(call, Mapping)]
+    functions = [call["function"] if isinstance(call.get("function"), Mapping) else call for call in calls]
+    found = [function.get("arguments") for function in functions]
+    return any(without_nulls(value) != value for value in found if isinstance(value, Mapping))
 
 
 def _message(item: Any, index: int) -> Message:
@@ -93,39 +126,70 @@ def _message(item: Any, index: int) -> Message:
     role = _ROLES.get(str(written))
     if role is None:
         raise BadRow(f"message {index} has the unknown role {written!r} (known: {', '.join(_ROLES)})")
-    content = _content(item.get("content", item.get("value")), index)
+    parts = _Parts(index).read(item.get("content", item.get("value")))
+    calls, content = (*parts.calls, *_calls(item.get("tool_calls"), index)), parts.content
     if written == "function_call":
-        calls, content = _function_call(content, index), ""
-    else:
-        calls = _calls(item.get("tool_calls"), index)
+        calls, content = _function_call(parts.content, index), ""
     if content is None and not calls:
         raise BadRow(f"message {index} ({role}) has no content")
     if calls and role != "assistant":
         raise BadRow(f"message {index} ({role}) calls tools; only an assistant can")
+    reasoning = _text(item.get("reasoning_content") or item.get("reasoning") or item.get("thinking")) or parts.reasoning
     return Message(
         role, content or "", calls, tool_call_id=_text(item.get("tool_call_id")), name=_text(item.get("name")),
-        reasoning=_text(item.get("reasoning_content") or item.get("reasoning") or item.get("thinking")), train=_train(item, role, index),
+        reasoning=reasoning, train=_train(item, role, index),
     )  # fmt: skip
 
 
-def _content(value: Any, index: int) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, (list, tuple)):
-        raise BadRow(f"message {index} has content of type {type(value).__name__}; expected text or a list of text parts")
-    return "".join(_part(part, index) for part in value)
+class _Parts:
+    """Content as text, or as a list of typed parts: text, thinking, calls. `content` is None where there is none."""
 
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.content: str | None = None
+        self.reasoning = ""
+        self.calls: tuple[ToolCall, ...] = ()
 
-def _part(part: Any, index: int) -> str:
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, Mapping) or part.get("type", "text") != "text":
-        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        raise BadRow(f"message {index} has a content part of type {kind!r}; only text is supported")
-    text = part.get("text") if part.get("text") is not None else part.get("value")
-    if not isinstance(text, str):
-        raise BadRow(f"message {index} has a text part without text")
-    return text
+    def read(self, value: Any) -> _Parts:
+        if value is None or isinstance(value, str):
+            self.content = value
+        elif isinstance(value, Mapping):
+            self._part(value)
+        elif isinstance(value, (list, tuple)):
+            for part in value:
+                self._part(part)
+            self.content = (self.content or "") if not self.calls else self.content
+        else:
+            raise BadRow(f"message {self.index} has content of type {type(value).__name__}; expected text or a list of typed parts")
+        return self
+
+    def _part(self, part: Any) -> None:
+        if isinstance(part, str):
+            self.content = (self.content or "") + part
+            return
+        kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+        if kind == "text":
+            self.content = (self.content or "") + self._text_of(part, "text", "value")
+        elif kind in ("thinking", "reasoning"):
+            self.reasoning += self._text_of(part, "thinking", "reasoning", "text", "value")
+        elif kind in ("tool_call", "tool_calls", "tool_use"):
+            self.calls += self._calls_of(part)
+        else:
+            raise BadRow(f"message {self.index} has a content part of type {kind!r}; only text, thinking and tool calls are supported")
+
+    def _text_of(self, part: Mapping[str, Any], *keys: str) -> str:
+        text = next((part[key] for key in keys if part.get(key) is not None), None)
+        if not isinstance(text, str):
+            raise BadRow(f"message {self.index} has a {part.get('type', 'text')} part without text")
+        return text
+
+    def _calls_of(self, part: Mapping[str, Any]) -> tuple[ToolCall, ...]:
+        where = f"message {self.index}: {part['type']} part"
+        if part["type"] == "tool_use":
+            return _calls([{"id": part.get("id"), "name": part.get("name"), "arguments": part.get("input")}], self.index)
+        value = next((part[key] for key in ("tool_call", "tool_calls", "value") if part.get(key) is not None), None)
+        value = _from_json(value, where)
+        return _calls(value if isinstance(value, list) else [value], self.index)
 
 
 def _calls(value: Any, index: int) -> tuple[ToolCall, ...]:

@@ -15,8 +15,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from postgrad.cache import build_once, cache_folder
 from postgrad.errors import ModelError
-from postgrad.models.cache import build_once, cache_folder
 from postgrad.models.quiet import no_gguf_bar, quiet
 
 _CONVERSION = 2

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from postgrad import __version__
+from postgrad.cache import make_readable, temporary_beside
 from postgrad.errors import ModelError
 from postgrad.models.builtin import BUILTIN
-from postgrad.models.cache import make_readable, temporary_beside
 from postgrad.models.hub import looks_like_id
 from postgrad.models.loading import LanguageModel
 from postgrad.models.lora import base_of, is_peft, merged_weights, save_adapter

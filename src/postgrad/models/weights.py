@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from postgrad.cache import cache_folder
 from postgrad.errors import ModelError
-from postgrad.models.cache import cache_folder
 
 if TYPE_CHECKING:
     from torch import Tensor

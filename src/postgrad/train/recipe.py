@@ -59,13 +59,24 @@ class Checkpoint(Section):
     """Newest checkpoints kept; the last one that verifies is never removed."""
 
 
+class Source(Section):
+    file: str
+    """A .jsonl, .json, .jsonl.gz, .parquet, .csv or .arrow file (relative to the recipe), or a hub id."""
+    weight: Positive = 1.0
+    """How often each row comes in one epoch: 2 = twice, 0.5 = a half of the rows, chosen by the seed."""
+    columns: dict[str, Any] = {}
+    """The map for this file; left out = `data.columns`."""
+
+
 class Data(Section):
-    train: str
-    """A .jsonl, .json, .parquet or .csv file (relative to the recipe), or a hub id."""
-    eval: str | None = None
-    """Held-out rows, in the same form; left out = no evaluation."""
+    train: str | Annotated[list[str | Source], Field(min_length=1)]
+    """A .jsonl, .json, .jsonl.gz, .parquet, .csv or .arrow file (relative to the recipe), or a hub id; or a list of them, with weights."""
+    eval: str | Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Held-out rows: a file in the same form, or the share of the training rows to hold out; left out = no evaluation."""
     columns: dict[str, Any] = {}
     """Maps the file's columns to a format postgrad knows; see `postgrad.data`."""
+    text_prompts: Literal["chat", "raw"] = "chat"
+    """Whether a text prompt becomes a user message of the chat template, or stays raw text."""
     max_bad: Annotated[int, Field(ge=0)] = 0
     """Rejected rows (bad JSON, bad shape) that are tolerated; each is reported with file:line."""
     shuffle: bool = True

@@ -15,8 +15,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from postgrad.data import Work
 from postgrad.errors import CheckpointError
-from postgrad.protocols import Sampler
+from postgrad.models.sampler import LocalSampler
 from postgrad.rewards.load import LoadedReward
 from postgrad.rewards.score import Scorer
 from postgrad.rollout.tools import Toolbox, load_tools
@@ -31,7 +32,7 @@ from postgrad.train.recipe_file import LoadedRecipe, parse_recipe
 from postgrad.train.recorder import Recorder
 from postgrad.train.run_directory import RunDirectory, open_pipeline, open_run
 from postgrad.train.sft import SFT
-from postgrad.types import Prompt, TrainRow
+from postgrad.types import Prompt
 
 
 def run(loaded: LoadedRecipe, reporter: Reporter | None = None, *, overwrite: bool = False) -> Path:
@@ -120,22 +121,21 @@ class Built:
 def build(recipe: Recipe, base: Path, directory: RunDirectory, reporter: Reporter) -> Iterator[Built]:
     """Load everything the recipe names. Worker processes of the rewards end with the block."""
     if isinstance(recipe, SFTRecipe):
-        yield build_sft(recipe, base)
+        yield build_sft(recipe, base, reporter)
         return
     with ExitStack() as stack:
         yield build_grpo(recipe, base, directory, reporter, stack)
 
 
-def build_sft(recipe: SFTRecipe, base: Path) -> Built:
+def build_sft(recipe: SFTRecipe, base: Path, reporter: Reporter) -> Built:
     policy = setup.load_policy(recipe)
-    rows, report = setup.load_sft(recipe, policy, base, name=recipe.data.train)
-    notes = report.lines()
-    heldout: list[TrainRow] = []
-    if recipe.data.eval is not None:
-        heldout, heldout_report = setup.load_sft(recipe, policy, base, name=recipe.data.eval)
-        notes += [f"held out: {line}" for line in heldout_report.lines()]
+    data = setup.load_sft(recipe, policy, base, work=reading(reporter))
     engine = setup.make_engine(recipe, policy, with_reference=False)
-    return Built(SFT(recipe, policy, engine, rows, heldout[: recipe.evaluation.rows]), notes)
+    return Built(SFT(recipe, policy, engine, data.train, data.heldout[: recipe.evaluation.rows]), data.notes)
+
+
+def reading(reporter: Reporter) -> Work:
+    return Work(progress=lambda share, rows: reporter.working(f"reading, {100 * share:.0f} %", rows))
 
 
 def sampler_progress(reporter: Reporter) -> Callable[[int, int], None]:
@@ -145,7 +145,7 @@ def sampler_progress(reporter: Reporter) -> Callable[[int, int], None]:
 def make_evaluator(
     recipe: GRPORecipe,
     policy: setup.Policy,
-    sampler: Sampler,
+    sampler: LocalSampler,
     toolbox: Toolbox,
     scorer: Scorer,
     rewards: Sequence[LoadedReward],
@@ -156,7 +156,7 @@ def make_evaluator(
         sampler=sampler,
         chat=policy.chat,
         toolbox=toolbox,
-        rollout=setup.rollout_config(recipe.rollout, samples=recipe.evaluation.samples),
+        rollout=setup.rollout_config(recipe.rollout, sampler, samples=recipe.evaluation.samples),
         params=setup.sampling_params(recipe.rollout, policy.chat, temperature=recipe.evaluation.temperature),
         scorer=scorer,
         prompts=prompts,
@@ -168,43 +168,41 @@ def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter
     toolbox = load_tools(recipe.tools, base)
     rewards = setup.load_recipe_rewards(recipe, base)
     policy = setup.load_policy(recipe)
-    train = setup.load_prompts(recipe, policy, base, name=recipe.data.train, toolbox=toolbox)
-    setup.check_reward_columns(rewards, train.prompts)
+    data = setup.load_prompts(recipe, policy, base, toolbox=toolbox, work=reading(reporter))
+    setup.check_reward_columns(rewards, data.train)
     scorer = stack.enter_context(Scorer(rewards))
     sampler = policy.sampler(max_batch=recipe.sampler.max_batch, progress=sampler_progress(reporter))
-    notes = train.report.lines()
-
     evaluator = None
-    if recipe.data.eval is not None:
-        heldout = setup.load_prompts(recipe, policy, base, name=recipe.data.eval, toolbox=toolbox)
-        prompts = heldout.prompts[: recipe.evaluation.rows]
+    if data.heldout:
+        prompts = data.heldout[: recipe.evaluation.rows]
         evaluator = make_evaluator(recipe, policy, sampler, toolbox, scorer, rewards, prompts)
-        notes += [f"held out: {line}" for line in heldout.report.lines()]
     parts = GRPOParts(
         policy=policy,
         engine=setup.make_engine(recipe, policy, with_reference=recipe.loss.kl_coef > 0),
         sampler=sampler,
         params=setup.sampling_params(recipe.rollout, policy.chat),
         toolbox=toolbox,
-        rollout=setup.rollout_config(recipe.rollout),
+        rollout=setup.rollout_config(recipe.rollout, sampler),
         scorer=scorer,
-        prompts=train.prompts,
+        prompts=data.train,
         evaluator=evaluator,
         record=Recorder(directory, reporter, rewards, loss_settings(recipe.loss, recipe.rollout).scale),
     )
-    return Built(GRPO(recipe, parts), [*notes, *grpo_notes(recipe, rewards, policy)])
+    return Built(GRPO(recipe, parts), [*data.notes, *grpo_notes(recipe, rewards, policy)])
 
 
 def evaluate(
-    recipe: GRPORecipe, base: Path, *, model: str, data: str, rows: int | None = None, reporter: Reporter | None = None
+    recipe: GRPORecipe, base: Path, *, model: str, data: str | None = None, rows: int | None = None, reporter: Reporter | None = None
 ) -> Evaluation:
-    """Score `model` on the prompts of `data` with the recipe's tools, rewards, limits and evaluation settings. Trains nothing."""
+    """Score `model` with the recipe's tools, rewards, limits and evaluation settings. Trains nothing.
+
+    `data` is a file of prompts; left out = the prompts that the recipe holds out.
+    """
     watcher = reporter or SilentReporter()
     toolbox = load_tools(recipe.tools, base)
     rewards = setup.load_recipe_rewards(recipe, base)
     policy = setup.load_frozen_policy(model, recipe)
-    loaded = setup.load_prompts(recipe, policy, base, name=data, toolbox=toolbox)
-    prompts = loaded.prompts[: rows or recipe.evaluation.rows]
+    prompts = setup.load_heldout(recipe, policy, base, file=data, toolbox=toolbox)[: rows or recipe.evaluation.rows]
     sampler = policy.sampler(max_batch=recipe.sampler.max_batch, progress=sampler_progress(watcher))
     with Scorer(rewards) as scorer:
         return make_evaluator(recipe, policy, sampler, toolbox, scorer, rewards, prompts).run(0)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from postgrad.chat.format import ChatFormat
-from postgrad.data import DataReport, PromptData, load_rows, prepare_prompts, prepare_sft
+from postgrad.data import DEFAULT_WORK, Cache, DataReport, RowSource, Work, load_rows, prepare_prompts, prepare_sft
+from postgrad.errors import RecipeError
 from postgrad.models.engine import LocalEngine, OptimizerConfig
 from postgrad.models.loading import LanguageModel, load
 from postgrad.models.reference import reference_of
@@ -21,6 +22,7 @@ from postgrad.protocols import SamplingParams
 from postgrad.rewards.load import LoadedReward, check_columns, load_rewards
 from postgrad.rollout import RolloutConfig
 from postgrad.rollout.tools import Toolbox, load_tools
+from postgrad.train.datasets import Dataset, dataset, file_names, open_file, open_rows
 from postgrad.train.recipe import Base, GRPORecipe, Recipe, Rollout, SFTRecipe
 from postgrad.types import Prompt, TrainRow
 
@@ -70,35 +72,41 @@ def make_engine(recipe: Recipe, policy: Policy, *, with_reference: bool) -> Loca
     )
 
 
-def data_file(name: str, base: Path) -> str:
-    """A path relative to the recipe, or a hub id as it is."""
-    path = base / name
-    return str(path) if path.exists() or Path(name).suffix in {".jsonl", ".json", ".parquet", ".csv"} else name
+def load_sft(recipe: SFTRecipe, policy: Policy, base: Path, *, work: Work = DEFAULT_WORK) -> Dataset[TrainRow]:
+    """Training and held-out rows, tokenised."""
+    train, heldout = open_rows(recipe, base)
+    tools = load_tools(recipe.tools, base).specs
+
+    def prepare(rows: RowSource) -> tuple[Sequence[TrainRow], DataReport]:
+        data = prepare_sft(
+            rows, policy.chat, max_length=recipe.data.max_length, overlong=recipe.data.overlong, train_on=recipe.data.train_on, tools=tools,
+            text_prompts=recipe.data.text_prompts, work=work, cache=Cache(),
+        )  # fmt: skip
+        return data.rows, data.report
+
+    return dataset(train, heldout, prepare, seed=recipe.seed)
 
 
-def load_sft(recipe: SFTRecipe, policy: Policy, base: Path, *, name: str) -> tuple[list[TrainRow], DataReport]:
-    """Rows of one file, tokenised, and what became of each."""
-    rows = load_rows(data_file(name, base), columns=recipe.data.columns, max_bad=recipe.data.max_bad)
-    data = prepare_sft(
-        rows,
-        policy.chat,
-        max_length=recipe.data.max_length,
-        overlong=recipe.data.overlong,
-        train_on=recipe.data.train_on,
-        tools=load_tools(recipe.tools, base).specs,
-    )
-    return list(data.rows), data.report
+def load_prompts(recipe: GRPORecipe, policy: Policy, base: Path, *, toolbox: Toolbox, work: Work = DEFAULT_WORK) -> Dataset[Prompt]:
+    """Training and held-out prompts."""
+    train, heldout = open_rows(recipe, base)
+    return dataset(train, heldout, lambda rows: _prompts(rows, recipe, policy, toolbox, work), seed=recipe.seed)
 
 
-def load_prompts(recipe: GRPORecipe, policy: Policy, base: Path, *, name: str, toolbox: Toolbox) -> PromptData:
-    return prepare_prompts(
-        load_rows(data_file(name, base), columns=recipe.data.columns, max_bad=recipe.data.max_bad),
-        policy.chat,
-        max_prompt_tokens=recipe.data.max_length,
-        overlong=recipe.data.overlong,
-        tools=toolbox.specs,
-        system=recipe.system,
-    )
+def load_heldout(recipe: GRPORecipe, policy: Policy, base: Path, *, file: str | None, toolbox: Toolbox) -> Sequence[Prompt]:
+    """The recipe's held-out prompts, or those of another file, read as the recipe reads its own."""
+    rows = open_rows(recipe, base)[1] if file is None else open_file(file, recipe, base)
+    if rows is None:
+        raise RecipeError("nothing to evaluate on: the recipe has no data.eval", where="data.eval", hint="pass --data FILE")
+    return _prompts(rows, recipe, policy, toolbox, DEFAULT_WORK)[0]
+
+
+def _prompts(rows: RowSource, recipe: GRPORecipe, policy: Policy, toolbox: Toolbox, work: Work) -> tuple[Sequence[Prompt], DataReport]:
+    data = prepare_prompts(
+        rows, policy.chat, max_prompt_tokens=recipe.data.max_length, overlong=recipe.data.overlong, tools=toolbox.specs,
+        system=recipe.system, text_prompts=recipe.data.text_prompts, work=work,
+    )  # fmt: skip
+    return data.prompts, data.report
 
 
 def read_prompts(file: Path, policy: Policy, toolbox: Toolbox, *, system: str | None) -> list[Prompt]:
@@ -116,11 +124,12 @@ def check_reward_columns(rewards: Sequence[LoadedReward], prompts: Sequence[Prom
     check_columns(rewards, common)
 
 
-def rollout_config(rollout: Rollout, *, samples: int | None = None) -> RolloutConfig:
+def rollout_config(rollout: Rollout, sampler: LocalSampler, *, samples: int | None = None) -> RolloutConfig:
     return RolloutConfig(
         group_size=rollout.group_size if samples is None else samples,
         max_tokens=rollout.max_tokens,
         max_total_tokens=rollout.max_total_tokens,
+        max_context_tokens=sampler.max_positions,
         max_turns=rollout.max_turns,
         max_invalid_turns=rollout.max_invalid_turns,
         tool_deadline_s=rollout.tool_deadline_s,
@@ -144,5 +153,5 @@ def input_hashes(recipe: Recipe, base: Path) -> dict[str, str]:
     """sha256 of every local file that the run's numbers depend on: data, reward files, tool files."""
     rewards = recipe.rewards if isinstance(recipe, GRPORecipe) else []
     code = [*recipe.tools, *(reward.use for reward in rewards)]
-    paths = {name for name in [recipe.data.train, recipe.data.eval, *(item.split(":")[0] for item in code)] if name}
+    paths = {*file_names(recipe.data), *(item.split(":")[0] for item in code)}
     return {name: hashlib.sha256((base / name).read_bytes()).hexdigest() for name in sorted(paths) if (base / name).is_file()}

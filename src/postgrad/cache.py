@@ -17,7 +17,7 @@ from postgrad.errors import ModelError
 
 
 def cache_folder() -> Path:
-    """Where converted models live. The folder may not exist yet."""
+    """Where converted models and tokenised data live. The folder may not exist yet."""
     if chosen := os.environ.get("POSTGRAD_CACHE"):
         return Path(chosen).expanduser()
     if sys.platform == "darwin":
@@ -41,7 +41,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
             if not folder.is_dir():
                 _build(folder, build)
     except OSError as error:
-        where = f"cannot write the model cache {folder.parent}: {error}"
+        where = f"cannot write the cache {folder.parent}: {error}"
         raise ModelError(where, hint="free some space there, or set POSTGRAD_CACHE to a folder that can be written") from error
     return folder
 

@@ -1,0 +1,183 @@
+"""Rows to records, chunk by chunk: here or in helper processes, always in file order, in bounded memory.
+
+    RowSource ─ chunks ─▶ encode_chunk (each row: map, split, format, Encoder) ─▶ records + Tally ─▶ Table (memory, or files of the cache)
+
+Chunks do not depend on one another and tallies add up, so the result is the same however many processes work.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from postgrad.data.cache import Cache
+from postgrad.data.columns import Columns
+from postgrad.data.files import Chunk, Rejected, Row
+from postgrad.data.formats import Format, Method, detect, require
+from postgrad.data.messages import BadRow
+from postgrad.data.report import DataReport, report_of
+from postgrad.data.sources import RowSource, Split, check_rejected, rows_of, two_formats
+from postgrad.data.table import Record, Table, TableWriter
+from postgrad.data.tally import Tally
+from postgrad.data.worker import Helper
+
+T = TypeVar("T")
+
+PARALLEL_BYTES = 8 << 20
+"""Files from this size on are encoded by helper processes: starting one takes about a second."""
+
+Progress = Callable[[float, int], None]
+"""(share of the work that is done, 0 to 1; rows so far)."""
+
+
+class Encoder(Protocol[T]):
+    """One row to what is kept of it. Can be pickled. Counts every row: kept, dropped or (by raising `BadRow`) rejected."""
+
+    def encode(self, row: Row, format: Format, tally: Tally) -> list[T]: ...
+
+
+class TableEncoder(Encoder[Record], Protocol):
+    @property
+    def columns(self) -> Mapping[str, str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """helpers: processes that encode; None = one per processor for large files, none for small ones."""
+
+    helpers: int | None = None
+    progress: Progress | None = None
+
+    def processes(self, size: int) -> int:
+        if self.helpers is not None:
+            return self.helpers
+        return (os.cpu_count() or 1) if size >= PARALLEL_BYTES else 0
+
+
+DEFAULT_WORK = Work()
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Generic[T]):
+    """What a helper needs to encode any chunk."""
+
+    encoder: Encoder[T]
+    parts: tuple[tuple[Columns, Format], ...]
+    split: Split | None
+
+    def encode_chunk(self, part: int, chunk: Chunk) -> tuple[list[T], Tally]:
+        columns, format = self.parts[part]
+        made: list[T] = []
+        tally = Tally()
+        for item in rows_of([chunk], columns, self.split):
+            tally.rows += 1
+            if isinstance(item, Rejected):
+                tally.reject(item.place, item.reason)
+            elif (found := detect(item.fields)) != format:
+                tally.formats[found or "unknown"] += 1
+                tally.first_of.setdefault(found or "unknown", item.name)
+            else:
+                made += self._encode(item, format, tally)
+        return made, tally
+
+    def _encode(self, row: Row, format: Format, tally: Tally) -> list[T]:
+        tally.columns |= set(row.fields)
+        try:
+            return self.encoder.encode(row, format, tally)
+        except BadRow as error:
+            tally.reject(row.place, str(error))
+            return []
+
+
+def encode(
+    source: RowSource, method: Method | None, encoder: Encoder[T], take: Callable[[list[T]], None], *, work: Work, strict: bool = True
+) -> Tally:
+    """Encodes every row and hands what is kept to `take`, in order. `method` None accepts every format.
+
+    Raises `DataError`: a format that the method does not train on, rows of two formats, and, where `strict`, more than `source.max_bad`
+    rejected rows.
+    """
+    if method is not None:
+        for part in source.parts:
+            require(part.format, method, where=part.name)
+    job = Job(encoder, tuple((part.columns, part.format) for part in source.parts), source.split)
+    total = Tally()
+    kept_of_part = [0] * len(source.parts)
+    for index, done, (made, tally) in _results(source, job, work.processes(source.size)):
+        total.add(tally)
+        kept_of_part[index] += len(made)
+        take(made)
+        if strict:
+            check_rejected(total.rejected, total.rejected_count, source.max_bad)
+        if work.progress is not None:
+            work.progress(done, total.rows)
+    total.parts = kept_of_part
+    if total.formats:
+        other, count = total.formats.most_common(1)[0]
+        usual = total.rows - total.formats.total() - total.rejected_count
+        raise two_formats(source.format, usual, other, count, total.first_of[other])
+    return total
+
+
+def encode_all(source: RowSource, method: Method, encoder: TableEncoder, *, work: Work, cache: Cache | None) -> tuple[Table, DataReport]:
+    """A table of everything that is kept, and the report. Large files go through the cache, if there is one."""
+
+    def build(folder: Path | None) -> tuple[Table, Tally]:
+        writer = TableWriter(encoder.columns, folder)
+        tally = encode(source, method, encoder, writer.extend, work=work)
+        return writer.close(), tally
+
+    table, tally = cache.fetch(source, method, encoder, build) if cache and cache.takes(source) else build(None)
+    return table, report_of(source, tally, encoder)
+
+
+def _results(source: RowSource, job: Job[T], helpers: int) -> Iterator[tuple[int, float, tuple[list[T], Tally]]]:
+    """(part, share done, result) per chunk, in order."""
+    parts = len(source.parts)
+    chunks = ((index, chunk) for index, part in enumerate(source.parts) for chunk in part.chunks())
+    if not helpers:
+        for part, chunk in chunks:
+            yield part, (part + chunk.done) / parts, job.encode_chunk(part, chunk)
+        return
+    with _Team(job, helpers) as team:
+        waiting: deque[tuple[int, float, Future[Any]]] = deque()
+        for part, chunk in chunks:
+            waiting.append((part, (part + chunk.done) / parts, team.submit(part, chunk)))
+            if len(waiting) > 2 * helpers:  # bounded: no more chunks in memory than keep everyone busy
+                part_, done, future = waiting.popleft()
+                yield part_, done, future.result()
+        while waiting:
+            part_, done, future = waiting.popleft()
+            yield part_, done, future.result()
+
+
+class _Team:
+    """Helper processes, each with a thread here that talks to it. Closing it ends them, whatever happened."""
+
+    def __init__(self, job: Job[Any], count: int) -> None:
+        self._helpers = [Helper(job) for _ in range(count)]
+        self._free = deque(self._helpers)
+        self._threads = ThreadPoolExecutor(count)
+
+    def __enter__(self) -> _Team:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for helper in self._helpers:
+            helper.stop()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def submit(self, part: int, chunk: Chunk) -> Future[Any]:
+        return self._threads.submit(self._ask, part, chunk)
+
+    def _ask(self, part: int, chunk: Chunk) -> Any:
+        helper = self._free.popleft()  # as many helpers as threads, so one is always free; deque operations are atomic
+        try:
+            return helper.call(part, chunk)
+        finally:
+            self._free.append(helper)

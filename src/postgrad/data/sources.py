@@ -1,0 +1,201 @@
+"""Where rows come from: files, hub datasets, memory, or a mixture of them, read as a stream that can be read again."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from postgrad.data.columns import Columns, check_columns, check_present, mapped
+from postgrad.data.files import EXTENSIONS, Chunk, Place, Rejected, Row, chunked, extension, read_chunks
+from postgrad.data.formats import Format, detect, unknown
+from postgrad.data.hub import is_hub_id, read_hub
+from postgrad.errors import DataError, RecipeError
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file, hub dataset or list of rows.
+
+    columns: the map that makes its rows fit; format: what they then are.
+    weight:  how often each row comes in one epoch; 0.5 takes half of the rows, 2 takes every row twice.
+    size:    bytes on disk, 0 when not a file; content: what tells its content from another's (None = unknown, never cached).
+    """
+
+    name: str
+    chunks: Callable[[], Iterator[Chunk]]
+    columns: Columns
+    format: Format
+    weight: float = 1.0
+    size: int = 0
+    path: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A share of the rows, chosen by their content: equal rows always fall on the same side, so none is in both."""
+
+    share: float
+    seed: int
+    held_out: bool
+
+    def takes(self, row: Row) -> bool:
+        text = json.dumps(row.fields, sort_keys=True, ensure_ascii=False, default=str)
+        digest = hashlib.blake2b(f"{self.seed}:{text}".encode(), digest_size=8).digest()
+        return (int.from_bytes(digest, "big") < self.share * 2**64) == self.held_out
+
+
+@dataclass(frozen=True, slots=True)
+class RowSource:
+    """Rows to prepare. More than `max_bad` rejected rows are an error; `notes` are told to the user."""
+
+    parts: tuple[Part, ...]
+    max_bad: int = 0
+    split: Split | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return " + ".join(part.name for part in self.parts)
+
+    @property
+    def format(self) -> str:
+        """The format of the rows; of a mixture, every one that occurs."""
+        return ", ".join(dict.fromkeys(part.format for part in self.parts))
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(part.size for part in self.parts)
+
+    def split_off(self, share: float, seed: int) -> tuple[RowSource, RowSource]:
+        """(the rest, about `share` of the rows)."""
+        if not 0 < share < 1:
+            raise RecipeError(f"a split of {share:g} is not between 0 and 1", where="data.eval", hint="e.g. 0.05, or name a file")
+        return tuple(replace(self, split=Split(share, seed, held_out)) for held_out in (False, True))  # type: ignore[return-value]
+
+    def read(self) -> tuple[Row, ...]:
+        """Every usable row. Raises `DataError`: rows in two formats, more than `max_bad` rejected rows, no row at all."""
+        items = list(self._items())
+        rejected = [item for item in items if isinstance(item, Rejected)]
+        check_rejected(rejected, len(rejected), self.max_bad)
+        rows = [item for item in items if isinstance(item, Row)]
+        if not rows:
+            raise _empty(self.name, rejected)
+        return tuple(rows)
+
+    def _items(self) -> Iterator[Row | Rejected]:
+        for part in self.parts:
+            other: list[tuple[str, Row]] = []
+            count = 0
+            for item in rows_of(part.chunks(), part.columns, self.split):
+                format = detect(item.fields) if isinstance(item, Row) else None
+                if isinstance(item, Row) and format != part.format:
+                    other.append((format or "unknown", item))
+                    continue
+                count += isinstance(item, Row)
+                yield item
+            if other:
+                raise two_formats(part.format, count, other[0][0], len(other), other[0][1].name)
+
+
+def load_rows(source: str | Path, *, columns: Columns | None = None, max_bad: int = 0, weight: float = 1.0) -> RowSource:
+    """The rows of a file (see `files` for its kinds) or of a hub dataset (see `hub` for its name). Reads the first rows.
+
+    Raises `DataError`: unreadable or empty file, unknown format, missing columns; `RecipeError`: a `columns` map that means nothing.
+    """
+    check_columns(columns or {})
+    path = Path(source)
+    if path.is_file():
+        return _source(path.name, lambda: read_chunks(path), columns, max_bad, weight, path)
+    if not path.exists() and extension(path) not in EXTENSIONS and is_hub_id(str(source)):
+        return _source(str(source), lambda: chunked(read_hub(str(source))), columns, max_bad, weight, None)
+    if path.is_dir():
+        files = sorted(item.name for item in path.iterdir() if extension(item) in EXTENSIONS)
+        raise DataError("a folder, not a file", where=str(source), hint=f"name one of its files: {', '.join(files[:5]) or 'it holds none'}")
+    raise DataError("no such file", where=str(source), hint=_near_files(path))
+
+
+def rows_from(rows: Iterable[Mapping[str, Any]], *, columns: Columns | None = None, max_bad: int = 0, name: str = "rows") -> RowSource:
+    """Rows from memory; the n-th is called `name:n`."""
+    check_columns(columns or {})
+    held = tuple(Row(Place(name, number), row) for number, row in enumerate(rows, start=1))
+    return _source(name, lambda: chunked(held), columns, max_bad, 1.0, None)
+
+
+def mix(sources: Sequence[RowSource], *, max_bad: int = 0) -> RowSource:
+    """Several sources as one."""
+    names = [part.name for source in sources for part in source.parts]
+    double = next((name for name in names if names.count(name) > 1), None)
+    if double is not None:
+        raise RecipeError(f"{double} is named twice", where="data.train", hint="name it once, with a weight of 2")
+    return RowSource(tuple(part for source in sources for part in source.parts), max_bad, notes=tuple(n for s in sources for n in s.notes))
+
+
+def rows_of(chunks: Iterable[Chunk], columns: Columns, split: Split | None) -> Iterator[Row | Rejected]:
+    """The rows of some chunks after the columns map, without those of the other side of a split."""
+    for chunk in chunks:
+        for item in chunk.rows():
+            if isinstance(item, Rejected):
+                if split is None or not split.held_out:  # a row that cannot be read is counted once, with the training rows
+                    yield item
+            elif split is None or split.takes(item):
+                yield mapped(item, columns)
+
+
+def check_rejected(rejected: Sequence[Rejected], count: int, max_bad: int) -> None:
+    """Raises `DataError` naming the first rejected row when there are more than `max_bad`."""
+    if count > max_bad:
+        first = rejected[0]
+        rows = "1 row" if count == 1 else f"{count} rows"
+        others = ", ".join(row.name for row in rejected[1:4])
+        also = f"; also {others}{', …' if count > 4 else ''}" if others else ""
+        raise DataError(
+            f"{first.reason} ({rows} rejected, data.max_bad is {max_bad}{also})",
+            where=first.name,
+            hint=f"mend the rows, or allow them with data.max_bad: {count}",
+        )
+
+
+def two_formats(format: str, count: int, other: str, others: int, first: str) -> DataError:
+    """`first` names the first row of the other format."""
+    return DataError(f"two formats in one file: {format} ({count} rows) and {other} ({others} rows)", where=first, hint="split the file")
+
+
+def _source(
+    name: str, chunks: Callable[[], Iterator[Chunk]], columns: Columns | None, max_bad: int, weight: float, path: Path | None
+) -> RowSource:
+    """Looks at the first chunks that hold a row, to find the format."""
+    chosen = columns or {}
+    rejected: list[Rejected] = []
+    for chunk in chunks():
+        items = list(chunk.rows())
+        rows = [item for item in items if isinstance(item, Row)]
+        rejected += [item for item in items if isinstance(item, Rejected)]
+        if rows:
+            check_present(chosen, {column for row in rows for column in row.fields}, where=rows[0].name)
+            first = mapped(rows[0], chosen)
+            format = detect(first.fields)
+            if format is None:
+                raise unknown(first)
+            part = Part(name, chunks, chosen, format, weight, path.stat().st_size if path else 0, path)
+            return RowSource((part,), max_bad)
+        if len(rejected) > max_bad:
+            break
+    check_rejected(rejected, len(rejected), max_bad)
+    raise _empty(name, rejected)
+
+
+def _empty(name: str, rejected: Sequence[Rejected]) -> DataError:
+    what = f"all {len(rejected)} rows were rejected; the first: {rejected[0].reason}" if rejected else "the file holds no rows"
+    return DataError(what, where=rejected[0].name if rejected else name, hint="check that this is the right file")
+
+
+def _near_files(path: Path) -> str:
+    names = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"did you mean {path.parent / near[0]}?" if near else "check the path, or name a hub dataset as owner/name"

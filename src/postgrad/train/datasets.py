@@ -1,0 +1,117 @@
+"""The rows a recipe names: one file or a mixture, and what is held out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar, overload
+
+import numpy as np
+
+from postgrad.data import DataReport, RowSource, load_rows, mix, overlap
+from postgrad.data.files import EXTENSIONS, extension
+from postgrad.train.recipe import Data, Recipe, Source
+
+T = TypeVar("T")
+
+
+def data_file(name: str, base: Path) -> str:
+    """A path relative to the recipe, or a hub id as it is."""
+    path = base / name
+    return str(path) if path.exists() or extension(Path(name)) in EXTENSIONS else name
+
+
+def file_names(data: Data) -> list[str]:
+    """Every file or hub id that the recipe's data section names."""
+    return [source.file for source in _sources(data)] + ([data.eval] if isinstance(data.eval, str) else [])
+
+
+def open_rows(recipe: Recipe, base: Path) -> tuple[RowSource, RowSource | None]:
+    """(training rows, held-out rows)."""
+    data = recipe.data
+    parts = [
+        load_rows(data_file(source.file, base), columns=source.columns or data.columns, max_bad=data.max_bad, weight=source.weight)
+        for source in _sources(data)
+    ]
+    train = parts[0] if len(parts) == 1 else mix(parts, max_bad=data.max_bad)
+    if isinstance(data.eval, float):
+        return train.split_off(data.eval, recipe.seed)
+    return train, None if data.eval is None else open_file(data.eval, recipe, base)
+
+
+def open_file(name: str, recipe: Recipe, base: Path) -> RowSource:
+    """Another file, read as the recipe reads its own."""
+    return load_rows(data_file(name, base), columns=recipe.data.columns, max_bad=recipe.data.max_bad)
+
+
+@dataclass(frozen=True)
+class Dataset(Generic[T]):
+    """What a run trains on in one epoch, what is held out, and what the user is told about both."""
+
+    train: Sequence[T]
+    heldout: Sequence[T]
+    notes: list[str]
+
+
+def dataset(
+    train: RowSource, heldout: RowSource | None, prepare: Callable[[RowSource], tuple[Sequence[T], DataReport]], *, seed: int
+) -> Dataset[T]:
+    """Prepares both sides and checks one against the other."""
+    rows, report = prepare(train)
+    notes = [*report.lines(), *_mixture_notes(train, report)]
+    held: Sequence[T] = ()
+    if heldout is not None:
+        held, held_report = prepare(heldout)
+        notes += [f"held out: {line}" for line in held_report.lines()]
+        finding = overlap(report.tally, held_report.tally)
+        notes += [] if finding is None else [f"{finding.severity}: {finding.message}: {', '.join(finding.rows[:3])}"]
+    return Dataset(_one_epoch(rows, train, report, seed), held, notes)
+
+
+def _one_epoch(rows: Sequence[T], source: RowSource, report: DataReport, seed: int) -> Sequence[T]:
+    """The rows of one epoch: those of each part as often as its weight says, a fraction of them chosen by the seed."""
+    if all(part.weight == 1.0 for part in source.parts):
+        return rows
+    chosen: list[int] = []
+    start = 0
+    for number, (part, size) in enumerate(zip(source.parts, report.tally.parts, strict=True)):
+        whole, share = divmod(part.weight, 1.0)
+        extra = np.random.default_rng((seed & 0xFFFFFFFF, number)).permutation(size)[: round(share * size)]
+        chosen += [start + index for _ in range(int(whole)) for index in range(size)] + sorted(start + int(index) for index in extra)
+        start += size
+    return Picked(rows, chosen)
+
+
+def _mixture_notes(source: RowSource, report: DataReport) -> list[str]:
+    if len(source.parts) == 1 and source.parts[0].weight == 1.0:
+        return []
+    drawn = [part.weight * count for part, count in zip(source.parts, report.tally.parts, strict=True)]
+    shares = (
+        f"{part.name} {100 * rows / sum(drawn):.0f} % (weight {part.weight:g})" for part, rows in zip(source.parts, drawn, strict=True)
+    )
+    return [f"mixture, by rows of one epoch: {', '.join(shares)}"]
+
+
+class Picked(Sequence[T]):
+    """Rows of another sequence by index."""
+
+    def __init__(self, rows: Sequence[T], indices: Sequence[int]) -> None:
+        self._rows, self._indices = rows, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        if isinstance(index, slice):
+            return Picked(self._rows, self._indices[index])
+        return self._rows[self._indices[index]]
+
+
+def _sources(data: Data) -> list[Source]:
+    named = [data.train] if isinstance(data.train, str) else data.train
+    return [Source(file=item) if isinstance(item, str) else item for item in named]
