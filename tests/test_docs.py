@@ -62,6 +62,46 @@ def test_commands_in_the_readme_run(tmp_path):
         assert done.returncode == 0, (command, done.stderr)
 
 
+@pytest.fixture
+def data_files(tmp_path):
+    """The files that docs/data.md names."""
+    turn = [{"role": "user", "content": "Where is my parcel?"}, {"role": "assistant", "content": "On its way."}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": turn}) + "\n")
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}) + "\n")
+    return tmp_path
+
+
+def test_recipes_in_the_data_page_are_valid(tmp_path):
+    for text in blocks("docs/data.md", "yaml"):
+        (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
+        assert isinstance(load_recipe(tmp_path / "recipe.yaml").recipe, SFTRecipe)
+
+
+@pytest.mark.real_model
+def test_examples_in_the_data_page_run(data_files, monkeypatch, capsys):
+    monkeypatch.chdir(data_files)
+    commands = [line for block in blocks("docs/data.md", "") for line in block.splitlines() if line.startswith("postgrad ")]
+    assert len(commands) == 3
+    for line in commands:
+        done = subprocess.run([sys.executable, "-m", *shlex.split(line, comments=True)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (line, done.stderr)
+    (code,) = blocks("docs/data.md", "python")
+    exec(code, {})
+    assert "1 kept" in capsys.readouterr().out
+
+
+def test_data_page_names_every_format_and_finding():
+    from typing import get_args
+
+    from postgrad.data import formats
+
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    source = (ROOT / "src" / "postgrad" / "data" / "audit.py").read_text(encoding="utf-8")
+    findings = set(re.findall(r'Finding\(\s*"(\w+)"', source)) | set(re.findall(r'^    "(\w+)": _Rule\(', source, re.MULTILINE))
+    assert len(findings) > 15
+    assert [name for name in [*get_args(formats.Format), *findings] if f"`{name}`" not in page] == []
+
+
 def test_both_readmes_show_the_same_commands():
     pages = ((ROOT / name).read_text(encoding="utf-8") for name in READMES)
     english, chinese = (re.findall(r"^(?:make|postgrad) [^#\n]*", page, re.MULTILINE) for page in pages)
@@ -98,5 +138,5 @@ def test_gsm8k_rows_fit_the_recipe_of_the_readme(shared_data, tmp_path):
     assert isinstance(recipe, GRPORecipe)
     rows = load_rows(shared_data / "gsm8k_test_first660.jsonl", columns=recipe.data.columns)
     raw = [json.loads(line) for line in (shared_data / "gsm8k_test_first660.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert len(rows) == len(raw)
+    assert len(rows.read()) == len(raw)
     assert all(gold_number(row["answer"]) is not None for row in raw)

@@ -147,6 +147,10 @@ class Engine(Protocol):
         """Per row, the log-prob (nats, at the temperature) of each trained token, in order. No gradient, dropout off."""
         ...
 
+    def values(self, rows: Sequence[TrainRow]) -> list[list[float]]:
+        """Per row, the scalar head's value before each trained token; only for an engine over a model with such a head."""
+        ...
+
     def optimizer_step(self, learning_rate: float) -> OptimizerResult:
         """Clip, step, clear gradients. Raises `RunError`, leaving weights untouched, when a gradient is not finite."""
         ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from postgrad.chat import ChatFormat
@@ -45,6 +47,21 @@ def test_only_answers_and_their_end_tokens_are_assistant_tokens(chat):
     text = chat.decode_raw([token for token, source in zip(encoded.token_ids, encoded.source, strict=True) if source == "assistant"])
     assert text == "36<|im_end|>Yes.<|im_end|>"
     assert encoded.token_ids.count(2) == 5
+
+
+def test_two_loads_have_one_fingerprint_and_a_pickled_copy_the_same_rows(chat):
+    from postgrad.models.loading import load_tokenizer
+
+    tokenizer, stop_ids = load_tokenizer("smollm2-135m")
+    assert ChatFormat(tokenizer, stop_ids=stop_ids).fingerprint == chat.fingerprint
+    copy = pickle.loads(pickle.dumps(chat))
+    turns = [*ASK, Message("assistant", "36")]
+    assert (copy.conversation(turns), copy.fingerprint) == (chat.conversation(turns), chat.fingerprint)
+
+
+def test_ids_reach_the_last_row_of_the_embedding(chat):
+    assert chat.vocabulary_size == 49152
+    assert (chat.bos_id, chat.unk_id) == (1, 0)
 
 
 def test_the_prompt_with_one_tool_is_short(chat):

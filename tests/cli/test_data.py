@@ -82,7 +82,7 @@ def test_check_gives_the_counts_as_json(run, file):
     assert report["format"] == "messages"
     assert (report["rows"], report["kept"], report["dropped"], report["cut"]) == (2, 1, {"too_long": 1}, 0)
     assert report["trained_tokens"] == 4
-    assert report["findings"] == []
+    assert [finding["message"] for finding in report["findings"]] == ["1 of 2 rows are left out because they are too long"]
 
 
 def test_check_names_rejected_rows(run, file):

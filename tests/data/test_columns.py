@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from postgrad.data import rows_from
+from postgrad.chat import ChatFormat
+from postgrad.data import mix, prepare_prompts, rows_from
 from postgrad.errors import DataError, RecipeError
+from postgrad.testing import tiny_tokenizer
 
 MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
@@ -14,9 +16,22 @@ MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "
     ("row", "format"),
     [
         ({"messages": MESSAGES}, "messages"),
-        ({"conversations": [], "tools": "[]"}, "messages"),
+        ({"conversations": [], "tools": "[]"}, "sharegpt"),
+        ({"conversations": MESSAGES, "chosen": {}, "rejected": {}}, "preference"),
+        ({"chosen_messages": [], "rejected_messages": []}, "preference"),
         ({"prompt": "a", "completion": "b"}, "prompt+completion"),
+        ({"prompt": "a", "completion": "b", "label": True}, "unpaired"),
+        ({"messages": MESSAGES, "kto_tag": False}, "unpaired"),
+        ({"prompt": "a", "completion": "b", "label": 3}, "prompt+completion"),
         ({"prompt": "a", "answer": "b"}, "prompt"),
+        ({"prompt": "a", "label": 1}, "prompt"),
+        ({"instruction": "a", "input": "", "output": "b"}, "alpaca"),
+        ({"question": "a", "answer": "b"}, "question+answer"),
+        ({"question": "a", "function": []}, "question"),
+        ({"text": "a"}, "text"),
+        ({"input_ids": [1], "labels": [1]}, "tokens"),
+        ({"prompt_ids": [1], "completion_ids": [1]}, "tokens"),
+        ({"prompt": {"messages": []}, "rollouts": []}, "rollouts"),
     ],
 )
 def test_formats_are_found_by_column_names(row, format):
@@ -24,16 +39,33 @@ def test_formats_are_found_by_column_names(row, format):
 
 
 def test_two_formats_in_one_file_are_an_error_with_counts_and_place():
-    rows = [{"messages": MESSAGES}] * 3 + [{"prompt": "a"}] * 2
-    with pytest.raises(DataError, match=r"messages \(3 rows\) and prompt \(2 rows\)") as error:
-        rows_from(rows, name="f")
-    assert error.value.where == "f:4"
+    rows = rows_from([{"messages": MESSAGES}] * 3 + [{"prompt": "a"}] * 2, name="f")
+    for read in (rows.read, lambda: prepare_prompts(rows, ChatFormat(tiny_tokenizer()))):
+        with pytest.raises(DataError, match=r"two formats in one file: messages \(3 rows\) and prompt \(2 rows\)") as error:
+            read()
+        assert error.value.where == "f:4"
+
+
+def test_in_a_mixture_the_file_with_two_formats_is_named_with_its_own_counts(monkeypatch):
+    monkeypatch.setattr("postgrad.data.files.CHUNK_ROWS", 2)
+    good, bad = rows_from([{"prompt": "a"}] * 5, name="good"), rows_from([{"prompt": "a"}, {"question": "b"}, {"text": "c"}], name="bad")
+    for parts in ([good, bad], [bad, good]):
+        with pytest.raises(
+            DataError, match=r"3 formats in one file: prompt \(1 rows\) and question \(1 rows\) and text \(1 rows\)"
+        ) as error:
+            prepare_prompts(mix(parts), ChatFormat(tiny_tokenizer()))
+        assert error.value.where == "bad:2"
 
 
 def test_unknown_columns_are_listed_with_a_map_to_copy():
-    with pytest.raises(DataError, match="columns found: input, instruction, output") as error:
-        rows_from([{"instruction": "a", "input": "", "output": "b"}])
-    assert "{user: [instruction, input], assistant: output}" in str(error.value.hint)
+    with pytest.raises(DataError, match="columns found: input, output") as error:
+        rows_from([{"input": "a", "output": "b"}])
+    assert "{user: input, assistant: output}" in str(error.value.hint)
+
+
+def test_a_misspelt_column_is_told_the_nearest_format():
+    with pytest.raises(DataError, match="columns found: mesages; nearest format: messages"):
+        rows_from([{"mesages": MESSAGES}])
 
 
 def test_token_ids_without_text_are_refused_not_trained_as_a_whole():
@@ -43,10 +75,10 @@ def test_token_ids_without_text_are_refused_not_trained_as_a_whole():
     assert "which of them are the answer" in str(error.value.hint)
 
 
-def test_preference_pairs_are_not_taken_for_conversations():
+def test_half_a_pair_is_not_taken_for_a_conversation():
     with pytest.raises(DataError) as error:
-        rows_from([{"conversations": MESSAGES, "chosen": {}, "rejected": {}}])
-    assert "preference pairs" in str(error.value.hint)
+        rows_from([{"conversations": MESSAGES, "chosen": {}}])
+    assert "a pair needs both sides" in str(error.value.hint)
 
 
 def test_roles_make_messages_and_empty_parts_are_left_out():

@@ -120,7 +120,7 @@ def test_tools_as_list_as_json_string_and_without_wrapper_are_the_same():
         ([3], "/tools/0: a tool is an object"),
         ([{"description": "x"}], "/tools/0/name"),
         ([{"function": {"name": "add", "parameters": [1]}}], "/tools/0/function/parameters: must be a JSON Schema"),
-        ([{"name": "add", "parameters": {"type": "dict"}}], "/tools/0/parameters/type: not a JSON Schema"),
+        ([{"name": "add", "parameters": {"type": "dictionary"}}], "/tools/0/parameters/type: not a JSON Schema"),
     ],
 )
 def test_tools_that_are_no_schema_are_rejected_with_a_pointer(tools, reason):

@@ -67,7 +67,7 @@ def test_tools_and_system_message_count_towards_the_length():
     alone = prepare({"prompt": "a"}).report.tokens
     assert prepare({"prompt": "a"}, tools=[tool]).report.tokens > alone
     assert prepare({"prompt": "a"}, system="x").report.tokens > alone
-    with pytest.raises(DataError, match="1 of 1 prompts are longer"):
+    with pytest.raises(DataError, match="1 of 1 rows are longer than max_length"):
         prepare({"prompt": "a"}, tools=[tool], max_prompt_tokens=alone)
 
 

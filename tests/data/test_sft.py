@@ -160,10 +160,11 @@ def test_prompt_and_completion_may_be_messages_and_earlier_answers_are_context()
 
 @pytest.mark.parametrize("chat", [CHAT, ChatFormat(tiny_tokenizer(None))])
 def test_raw_text_is_prompt_then_answer_then_end_token(chat):
-    data = prepare_sft(rows_from([{"prompt": "Q )", "completion": "b 4"}]), chat, max_length=99, text_prompts="raw")
+    data = prepare_sft(rows_from([{"prompt": "Q t", "completion": "he 4"}]), chat, max_length=99, text_prompts="raw")
     row = data.rows[0]
-    assert row.token_ids == (*chat.encode("Q )"), *chat.encode("b 4"), END)  # ")b" is one token of this tokenizer when encoded at once
-    assert trained_text(data) == "b 4<|im_end|>"
+    assert row.token_ids == (*chat.encode("Q t"), *chat.encode("he 4"), END)  # "the" is one token of this tokenizer when encoded at once
+    assert chat.merges_at("Q t", "he 4")
+    assert trained_text(data) == "he 4<|im_end|>"
 
 
 def test_raw_text_with_an_empty_prompt_never_trains_a_token_without_context():
@@ -308,8 +309,9 @@ def test_rejected_lines_of_the_file_are_counted_too(tmp_path):
 
 
 def test_prompts_without_answers_are_refused():
-    with pytest.raises(DataError, match="no answers"):
+    with pytest.raises(DataError, match="sft needs .* and these are prompt rows") as error:
         prepare_sft(rows_from([{"prompt": "one"}]), CHAT, max_length=99)
+    assert "{prompt: question, completion: answer}" in str(error.value.hint)
 
 
 # ---- templates that rewrite earlier turns

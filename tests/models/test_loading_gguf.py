@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from postgrad.cache import build_once, cache_folder
 from postgrad.errors import ModelError
 from postgrad.models import gguf as conversion
-from postgrad.cache import build_once, cache_folder
 from postgrad.models.loading import load, load_tokenizer
 from postgrad.testing.tiny import tiny_model, tiny_tokenizer
 

@@ -713,3 +713,16 @@ def test_the_reasoning_of_a_turn_is_parsed_once_and_kept_beside_the_answer(think
     rollout = rollout_of(["<think>easy</think>3"], chat=thinking_chat)
     assert rollout.messages == (Message("assistant", "3", reasoning="easy"),)
     assert rollout.raw_text == "<think>easy</think>3<|im_end|>"
+
+
+def test_tools_that_only_a_row_brings_are_shown_to_the_model_and_calling_one_is_an_unknown_tool():
+    from postgrad.types import ToolSpec
+
+    look = ToolSpec("look", "Looks.", {"type": "object", "properties": {}})
+    row = replace(prompt(), tools=(look,))
+    call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    [group], _ = groups_of([call, "done"], tools=(), prompts=[(0, row)])
+    rollout = group.rollouts[0]
+    assert "Looks." in TOKENIZER.decode(rollout.segments[0].token_ids)
+    assert rollout.tool_results[0].error == ErrorKind.UNKNOWN_TOOL
+    assert rollout.final_answer == "done"

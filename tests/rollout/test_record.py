@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from postgrad.rollout import group_from_json, group_to_json
-from postgrad.types import Group, Message, Prompt, Rollout, Segment, Source, StopReason, ToolCall, ToolResult
+from postgrad.types import Group, Message, Prompt, Rollout, Segment, Source, StopReason, ToolCall, ToolResult, ToolSpec
 
 TEXT = st.text(max_size=8)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -52,7 +52,10 @@ ROLLOUTS = st.builds(
     rewrites=st.integers(0, 3),
     infrastructure_errors=st.lists(TEXT, max_size=2).map(tuple),
 )
-PROMPTS = st.builds(Prompt, TEXT, st.lists(MESSAGES, max_size=2).map(tuple), OBJECT, st.none() | TEXT)
+TOOLS = st.builds(ToolSpec, TEXT, TEXT, OBJECT)
+PROMPTS = st.builds(
+    Prompt, TEXT, st.lists(MESSAGES, max_size=2).map(tuple), OBJECT, st.none() | TEXT, st.lists(TOOLS, max_size=2).map(tuple)
+)
 GROUPS = st.builds(Group, PROMPTS, st.lists(ROLLOUTS, max_size=2).map(tuple))
 
 

@@ -200,5 +200,5 @@ def test_tool_result_longer_than_the_model_can_read_ends_its_rollout_not_the_run
     run(recipe)
     steps = read_jsonl(tmp_path / "run" / "grpo" / "metrics.jsonl")
     assert max(record.get("tools/call_frequency", 0) for record in steps) > 0
-    lines = gzip.open(tmp_path / "run" / "grpo" / "rollouts" / "step-000001.jsonl.gz", "rt").read().splitlines()
+    lines = gzip.decompress((tmp_path / "run" / "grpo" / "rollouts" / "step-000001.jsonl.gz").read_bytes()).splitlines()
     assert "total_tokens" in {rollout["stop"] for line in lines for rollout in json.loads(line)["rollouts"]}

@@ -32,21 +32,24 @@ class EncodedConversation:
 
 def encode_turns(tokens: Tokens, chat: Chat, turns: Sequence[Turn], text: str, *, header: str) -> EncodedConversation:
     """`text` is the whole rendered conversation and `turns` lie in it; `header` is the template's assistant header."""
-    pieces = [turns[0].prompt if turns else text]
-    for turn, following in zip(turns, [*turns[1:], None], strict=True):
-        pieces += [turn.body, text[len(turn.prompt) + len(turn.body) : len(following.prompt) if following else len(text)]]
-    coded = iter(tokens.rendered_pieces(pieces, guard=chat.guard))
-    glue = _Glue(tokens, chat, header)
-    row = RowBuilder()
-    glue.add_context(row, tokens.with_bos(next(coded)), turns[0] if turns else None)
-    for turn, following in zip(turns, [*turns[1:], None], strict=True):
+    following = [*turns[1:], None]
+    between = [
+        text[len(turn.prompt) + len(turn.body) : len(after.prompt) if after else len(text)]
+        for turn, after in zip(turns, following, strict=True)
+    ]
+    pieces = [turns[0].prompt if turns else text, header]
+    for turn, written in zip(turns, between, strict=True):
+        pieces += [turn.body, written, turn.tail]
+    first, header_ids, *coded = tokens.rendered_pieces(pieces, guard=chat.guard)  # one call for the whole row
+    row = _Row(chat, header, header_ids)
+    row.add_context(tokens.with_bos(first), turns[0] if turns else None)
+    for turn, after, body, rest, tail in zip(turns, following, coded[::3], coded[1::3], coded[2::3], strict=True):
         message = chat.origin[turn.index]
-        row.add(next(coded), "assistant", message)
-        end, *after = next(coded)
-        row.add([end], "assistant", message)
-        tail = glue.tail_length(turn, after)
-        row.add(after[:tail], "glue", message)
-        glue.add_context(row, after[tail:], following)
+        row.add(body, "assistant", message)
+        row.add(rest[:1], "assistant", message)  # the end token
+        border = 1 + len(tail) if rest[1 : 1 + len(tail)] == tail else 1
+        row.add(rest[1:border], "glue", message)
+        row.add_context(rest[border:], after)
     return row.encoded()
 
 
@@ -67,29 +70,22 @@ class RowBuilder:
         return EncodedConversation(tuple(self._ids), tuple(self._source), tuple(self._message))
 
 
-class _Glue:
-    """Finds what the template puts around an assistant turn among the ids of context."""
+class _Row(RowBuilder):
+    """A row that tells the assistant header, where it can be told apart at the end of context, from the context."""
 
-    def __init__(self, tokens: Tokens, chat: Chat, header: str) -> None:
-        self._tokens = tokens
+    def __init__(self, chat: Chat, header: str, header_ids: list[int]) -> None:
+        super().__init__()
         self._chat = chat
         self._header = header
+        self._header_ids = header_ids
 
-    def _ids(self, text: str) -> list[int]:
-        return self._tokens.rendered(text, guard=self._chat.guard, continues=True)
-
-    def add_context(self, row: RowBuilder, ids: Sequence[int], turn: Turn | None) -> None:
-        """Context; the header of `turn`, where it can be told apart at the end of `ids`, is glue."""
+    def add_context(self, ids: list[int], turn: Turn | None) -> None:
+        """Context; the header of `turn` at its end is glue."""
         border = len(ids) - (self._header_length(turn, ids) if turn else 0)
-        row.add(ids[:border], "context", -1)
-        row.add(ids[border:], "glue", self._chat.origin[turn.index] if turn else -1)
+        self.add(ids[:border], "context", -1)
+        self.add(ids[border:], "glue", self._chat.origin[turn.index] if turn else -1)
 
-    def tail_length(self, turn: Turn, ids: Sequence[int]) -> int:
-        tail = self._ids(turn.tail)
-        return len(tail) if list(ids[: len(tail)]) == tail else 0
-
-    def _header_length(self, turn: Turn, ids: Sequence[int]) -> int:
+    def _header_length(self, turn: Turn, ids: list[int]) -> int:
         if not self._header or not turn.prompt.endswith(self._header):
             return 0
-        header = self._ids(self._header)
-        return len(header) if list(ids[-len(header) :]) == header else 0
+        return len(self._header_ids) if ids[-len(self._header_ids) :] == self._header_ids else 0

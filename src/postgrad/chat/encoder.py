@@ -57,13 +57,12 @@ class Encoder:
 
     def many(self, texts: Sequence[str], *, split: bool) -> list[list[int]]:
         """Ids of each text on its own; the lists are the caller's."""
-        known = {text: ids for text in texts if (ids := self._recall(text, split)) is not None}
-        missing = [text for text in dict.fromkeys(texts) if text not in known]
-        if missing:
-            for text, ids in zip(missing, self._encode(missing, split), strict=True):
-                known[text] = ids
-                self._remember(text, split, ids)
-        return [list(known[text]) for text in texts]
+        found = [self._recall(text, split) for text in texts]
+        missing = list(dict.fromkeys(text for text, ids in zip(texts, found, strict=True) if ids is None))
+        fresh = dict(zip(missing, self._encode(missing, split), strict=True)) if missing else {}
+        for text, ids in fresh.items():
+            self._remember(text, split, ids)
+        return [list(fresh[text] if ids is None else ids) for text, ids in zip(texts, found, strict=True)]
 
     def _recall(self, text: str, split: bool) -> list[int] | None:
         if not text:

@@ -6,20 +6,24 @@
                    a trimmed content or a missing `{% generation %}` block cannot shift it.
 3. `parse`         sampled ids to content, reasoning and tool calls. Never raises.
 4. `glue`          the tokens between a sampled turn and the next one. The sampled turn itself is never rendered again.
+5. Facts about tokenizer and template (`prints_tools`, `merges_at`, `fingerprint`, …) for audits and caches.
 
 A template for which the spans cannot be exact (it rewrites earlier turns, prints no terminator) is refused with a `DataError`.
 Prompt and answer are encoded apart, so no token spans their border. Special-token strings inside content stay text (`tokens.Guard`).
+A format can be pickled: it travels as the tokenizer and the arguments it was made with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from postgrad.chat import codecs
 from postgrad.chat.encoded import EncodedConversation, RowBuilder, encode_turns
-from postgrad.chat.facts import PROBE_CALL_TURN, Facts, call_style, probe, supports_tools
+from postgrad.chat.facts import PROBE_CALL_TURN, Facts, call_style, prints_tools, probe, supports_tools
+from postgrad.chat.identity import digest
 from postgrad.chat.lower import lower
 from postgrad.chat.render import PROBE_TOOL, PROBE_USER, SENTINEL, Template
 from postgrad.chat.tokens import Guard, Tokenizer, Tokens
@@ -28,6 +32,8 @@ from postgrad.errors import DataError
 from postgrad.types import MalformedCall, Message, ToolCall, ToolSpec
 
 ToolProtocol = Literal["template", "text"]
+
+_NO_END_HINT = "set the tokenizer's eos_token, or use a chat template that ends turns with a special token of the tokenizer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +47,8 @@ class ParsedTurn:
 class ChatFormat:
     """One tokenizer's chat format.
 
-    stop_ids:       every id that ends a turn: those given (generation_config), the tokenizer's end token, the template's terminator
+    stop_ids:       every id that ends a turn: those given (generation_config), the tokenizer's end token, the template's terminator;
+                    empty when there is none at all (then nothing can be trained: `require_end`)
     end_of_turn:    what the template puts after an assistant's content; empty when it puts nothing
     tool_protocol:  "template" = the template prints tools and calls itself; "text" = postgrad's text protocol
     notes:          what was decided about this template, in words for the user
@@ -58,12 +65,16 @@ class ChatFormat:
         template: str | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> None:
+        stop_ids, template_options = frozenset(stop_ids), dict(template_options or {})
+        self._tokenizer = tokenizer
+        self._made_with: dict[str, Any] = {
+            "stop_ids": stop_ids, "tool_protocol": tool_protocol, "template": template, "template_options": template_options,
+        }  # fmt: skip
         self._tokens = Tokens(tokenizer)
-        self._template = Template(tokenizer, template, self._tokens.special, template_options or {})
+        self._template = Template(tokenizer, template, self._tokens.special, template_options)
         self._eos = (tokenizer.eos_token_id,) if tokenizer.eos_token_id is not None else ()
-        known_stops = frozenset([*stop_ids, *self._eos])
+        known_stops = stop_ids.union(self._eos)
         self._facts = probe(self._template, self._tokens, known_stops) if self.has_template else Facts()
-        self.notes = self._facts.notes
         self.end_of_turn: tuple[int, ...] = (self._tokens.special[self._facts.end],) if self._facts.end else ()
         self.stop_ids = known_stops | frozenset(self.end_of_turn)
         stops = [text for text, index in self._tokens.special.items() if index in self.stop_ids]
@@ -72,10 +83,72 @@ class ChatFormat:
         self.tool_protocol: ToolProtocol = "text"
         if tool_protocol != "text" and self.has_template:
             self._use_template_tools(required=tool_protocol == "template")
+        self.notes = self._notes()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), **self._made_with), (self._tokenizer,)
+
+    # ---- facts
 
     @property
     def has_template(self) -> bool:
         return self._template.exists
+
+    @property
+    def template_source(self) -> str:
+        """The Jinja text in use; it stands on its own, so it can be saved with a model. "" without a template."""
+        return self._template.source
+
+    @property
+    def prints_system_role(self) -> bool:
+        """The template prints system messages, as a turn or inside another. Where it does not, tool descriptions go to the user."""
+        return self._facts.roles.system
+
+    @property
+    def prints_tool_role(self) -> bool:
+        """The template prints tool results itself. In the text protocol, results become user messages where it does not."""
+        return self._facts.roles.tool
+
+    @cached_property
+    def prints_tools(self) -> bool:
+        """The template prints tool descriptions itself, whatever `tool_protocol` is in use."""
+        return self.has_template and prints_tools(self._template)
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._tokens.bos_id
+
+    @property
+    def unk_id(self) -> int | None:
+        return self._tokens.unk_id
+
+    @cached_property
+    def vocabulary_size(self) -> int:
+        """The largest id that the tokenizer can give, plus 1: a model needs that many rows in its embedding."""
+        return max(self._tokenizer.get_vocab().values()) + 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over all that decides which ids a conversation gets: tokenizer, template and its options, tool protocol, stop ids.
+
+        The same for two loads of one tokenizer. Computed once, from the tokenizer as it is then.
+        """
+        decided = {"template": self.template_source, "tool_protocol": self.tool_protocol, "stop_ids": sorted(self.stop_ids)}
+        return digest(self._tokenizer, decided | {"template_options": self._made_with["template_options"]})
+
+    def special_in_text(self, text: str) -> bool:
+        """True when the text holds a special-token string (which stays text when it is encoded)."""
+        return self._tokens.special_pattern.search(text) is not None
+
+    def merges_at(self, prompt: str, answer: str) -> bool:
+        """True when two raw texts, encoded together, have other ids than encoded apart: a token wants to span their border."""
+        apart = [*self._tokens.text(prompt), *(self._tokens.continuation(answer) if prompt else self._tokens.text(answer))]
+        return self._tokens.text(prompt + answer) != apart
+
+    def require_end(self) -> None:
+        """Raises `DataError` when no token ends a turn: what is trained or sampled would never stop."""
+        if not self.stop_ids:
+            raise DataError("no end token: neither tokenizer nor chat template has one, so an answer could never end", hint=_NO_END_HINT)
 
     # ---- text
 
@@ -98,7 +171,7 @@ class ChatFormat:
     def raw_conversation(self, prompt: str, completion: str) -> EncodedConversation:
         """A text prompt and its answer without a template; the answer is encoded on its own and ends with the tokenizer's end token."""
         if not self._eos:
-            raise DataError("the tokenizer has no end token, so an answer could never end", hint="set the tokenizer's eos_token")
+            raise DataError("the tokenizer has no end token, so an answer could never end", hint=_NO_END_HINT)
         row = RowBuilder()
         row.add(self.raw_prompt_ids(prompt), "context", -1)
         row.add([*self._tokens.continuation(completion), *self._eos], "assistant", 0)
@@ -179,6 +252,18 @@ class ChatFormat:
 
     # ---- inside
 
+    def _notes(self) -> tuple[str, ...]:
+        notes = [*self._facts.notes, self._template.note]
+        if not self.stop_ids:
+            notes.append("neither tokenizer nor chat template has an end token, so nothing can be trained")
+        if self._tokens.adds_bos and self.has_template and self._template_writes_bos():
+            notes.append("both the chat template and the tokenizer write the beginning-of-sequence token; one of them was removed")
+        return tuple(note for note in notes if note)
+
+    def _template_writes_bos(self) -> bool:
+        chat = self._chat([PROBE_USER], ())
+        return self._tokens.rendered(self._turns.prompt(chat, chat.messages), guard=chat.guard)[:1] == [self.bos_id]
+
     def _chat(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Chat:
         if self.tool_protocol == "text":
             pairs, shown = lower(messages, tools, self._facts.roles), []
@@ -190,6 +275,7 @@ class ChatFormat:
         return Chat(guard.apply(dicts), tuple(index for index, _ in pairs), tuple(guard.apply(shown)), guard)
 
     def _encode(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, only_last: bool) -> EncodedConversation:
+        self.require_end()
         answers = messages[-1:] if only_last else [message for message in messages if message.role == "assistant"]
         if not self._facts.prints_reasoning and any(message.reasoning for message in answers):
             raise DataError("the chat template prints no `reasoning`, so it would be lost", hint="put the reasoning into the content")
@@ -215,7 +301,7 @@ class ChatFormat:
             ToolCall(names.get(result.tool_call_id) or result.name or "unknown", {"value": sentinel}, id=result.tool_call_id)
             for result in answered
         )
-        return Message("assistant", sentinel, tool_calls=calls)
+        return Message("assistant", "", tool_calls=calls)  # some templates refuse a turn that has both text and calls
 
     def _with_reasoning(self, message: Message, reasoning: str) -> Message:
         """The message with its reasoning where this template looks for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -50,7 +50,7 @@ class Opened:
 
     @property
     def encoder(self) -> Any:
-        return self.reading.encoder(self.rows.parts[0].format, self.chat)
+        return self.reading.encoder(self.rows, self.chat)
 
 
 @app.command()
@@ -72,18 +72,24 @@ def show(
     """Show rows as tokens: ⟦trained⟧, context, and ‹glue› of the template."""
     reading = _reading(method, max_length, overlong, train_on, text_prompts)
     opened = _open(file, model, reading, columns, chat_template, max_bad, None)
-    limit = rows or (None if json_output else 3)
-    shown = []
-    for item in _made(opened, limit):
-        shown.append(item)
+    page: list[Any] = []
+
+    def show_one(item: Any) -> None:
         if json_output:
             print(json.dumps(_item_json(opened, item), ensure_ascii=False))
         else:
             print(_item_text(opened, item), end="\n\n")
+        if html is not None:
+            page.append(_item_parts(opened, item))
+
+    shown, report = _each(opened, rows or (None if json_output else 3), show_one)
+    _print_shown(shown, report)
     if html is not None:
         from postgrad.report.data_page import rows_page
 
-        _write(html, rows_page(opened.rows.name, [_item_parts(opened, item) for item in shown]))
+        _write(html, rows_page(opened.rows.name, page))
+    if report is not None and not shown:
+        report.verify()
 
 
 @app.command()
@@ -117,7 +123,9 @@ def check(
     if html is not None:
         from postgrad.report.data_page import report_page
 
-        _write(html, report_page(report, [_item_parts(opened, item) for item in _made(opened, 20, strict=False)]))
+        page: list[Any] = []
+        _each(opened, 20, lambda item: page.append(_item_parts(opened, item)), strict=False)
+        _write(html, report_page(report, page))
     if not report.passed:
         raise CheckFailed(_why(report), where=opened.rows.name, hint="see the findings above")
 
@@ -153,8 +161,9 @@ def _open(
 
 
 def _check_cut(rows: RowSource, reading: Reading) -> None:
-    if reading.overlong == "cut" and reading.method in ("grpo", "ppo"):
-        raise RecipeError("a prompt is never cut", where="--overlong", hint=f"use drop or error with --method {reading.method}")
+    method = reading.method_for(rows.parts[0].format)
+    if reading.overlong == "cut" and method in ("grpo", "ppo"):
+        raise RecipeError("a prompt is never cut", where="--overlong", hint=f"use drop or error with --method {method}")
 
 
 def _open_recipe(path: Path) -> Opened:
@@ -162,12 +171,12 @@ def _open_recipe(path: Path) -> Opened:
     from postgrad.data import Reading
     from postgrad.rollout.tools import load_tools
     from postgrad.train.datasets import open_rows
-    from postgrad.train.recipe import GRPORecipe, SFTRecipe
+    from postgrad.train.recipe import GRPORecipe, Pipeline, SFTRecipe
     from postgrad.train.recipe_file import load_recipe
 
     loaded = load_recipe(path)
     recipe = loaded.recipe
-    if not isinstance(recipe, SFTRecipe | GRPORecipe) or recipe.model.startswith("stage:"):
+    if isinstance(recipe, Pipeline) or recipe.model.startswith("stage:"):
         raise RecipeError("the recipe has stages", where=str(path), hint="name a stage's data file, with --model, --method and --columns")
     rows, heldout = open_rows(recipe, loaded.base)
     reading = Reading(
@@ -176,7 +185,7 @@ def _open_recipe(path: Path) -> Opened:
         overlong=recipe.data.overlong,
         train_on=recipe.data.train_on if isinstance(recipe, SFTRecipe) else "assistant",
         text_prompts=recipe.data.text_prompts,
-        tools=tuple(load_tools(recipe.tools, loaded.base).specs),
+        tools=tuple(load_tools(recipe.tools, loaded.base).specs) if isinstance(recipe, SFTRecipe | GRPORecipe) else (),
         system=recipe.system if isinstance(recipe, GRPORecipe) else None,
     )
     return Opened(rows, heldout, _chat(recipe.model, recipe.chat_template), reading, recipe.model)
@@ -211,27 +220,39 @@ class _Enough(Exception):
     """As many rows as were asked for have been made."""
 
 
-def _made(opened: Opened, limit: int | None, *, strict: bool = True) -> list[Any]:
-    """What is made of the first rows. Raises `DataError` as training would, when nothing is."""
+def _each(opened: Opened, limit: int | None, use: Callable[[Any], object], *, strict: bool = True) -> tuple[int, DataReport | None]:
+    """Hands what is made of the rows to `use`, at most `limit` of them: (how many, the report if that was all there is)."""
     from postgrad.data import Work
     from postgrad.data.pipeline import encode
     from postgrad.data.report import report_of
 
-    made: list[Any] = []
+    used = 0
 
-    def take(some: list[Any]) -> None:
-        made.extend(some)
-        if limit is not None and len(made) >= limit:
-            raise _Enough
+    def take(made: list[Any]) -> None:
+        nonlocal used
+        for item in made:
+            if used == limit:
+                raise _Enough
+            use(item)
+            used += 1
 
     encoder = opened.encoder
     try:
         tally = encode(opened.rows, None, encoder, take, work=Work(helpers=0), strict=strict)
     except _Enough:
-        return made[:limit]
-    if strict and not made:
-        report_of(opened.rows, tally, encoder).verify()
-    return made
+        return used, None
+    return used, report_of(opened.rows, tally, encoder)
+
+
+def _print_shown(shown: int, report: DataReport | None) -> None:
+    """On stderr, so that stdout holds rows only."""
+    from postgrad.cli.console import stderr
+
+    if report is None:
+        stderr.print(f"the first {shown} rows; `postgrad data check` reads all of them", markup=False)
+        return
+    for line in (*report.lines(), f"{shown} of {report.rows} rows shown"):
+        stderr.print(line, markup=False)
 
 
 def _item_json(opened: Opened, item: Any) -> dict[str, Any]:
@@ -383,7 +404,7 @@ def report_lines(report: DataReport, *, method: str, model: str) -> Iterator[str
 
 
 def _histogram(report: DataReport) -> Iterator[str]:
-    limit = report.max_length if report.max_length is not None and report.max_length < 2**62 else None
+    limit = report.max_length
     yield f"lengths   tokens per row before the limit{'' if limit is None else f' of {limit}'}:"
     bins = report.length_bins()
     most = max((count for *_, count in bins), default=1)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from postgrad.cli.console import number, reporter, stdout
 from postgrad.cli.data import marked, visible
+from postgrad.train.build import build
+from postgrad.train.dpo import DPO
 from postgrad.train.grpo import GRPO
-from postgrad.train.recipe import Pipeline, Recipe, SFTRecipe
+from postgrad.train.kto import KTO
+from postgrad.train.recipe import Pipeline, Recipe
 from postgrad.train.recipe_file import LoadedRecipe
-from postgrad.train.run import build_grpo, build_sft, stage_recipe
+from postgrad.train.reward_model import RewardModelling
+from postgrad.train.run import stage_recipe
 from postgrad.train.run_directory import RunDirectory
 from postgrad.train.sft import SFT
 
@@ -30,11 +33,7 @@ def run_dry(loaded: LoadedRecipe) -> None:
 
 
 def _one(recipe: Recipe, base: Path) -> None:
-    with TemporaryDirectory() as scratch, ExitStack() as stack:
-        if isinstance(recipe, SFTRecipe):
-            built = build_sft(recipe, base, reporter())
-        else:
-            built = build_grpo(recipe, base, RunDirectory(Path(scratch)), reporter(), stack)
+    with TemporaryDirectory() as scratch, build(recipe, base, RunDirectory(Path(scratch)), reporter()) as built:
         for note in built.notes:
             stdout.print(f"note: {note}", markup=False)
         method = built.method
@@ -42,7 +41,20 @@ def _one(recipe: Recipe, base: Path) -> None:
         if isinstance(method, SFT):
             row = method.train[0]
             stdout.print("first row; what stands in ⟦ ⟧ is trained:", markup=False)
-            stdout.print(marked(method.policy.chat, row.token_ids, row.trained, ("context",) * len(row.token_ids)), markup=False)
+            stdout.print(marked(method.policy.chat, row.token_ids, row.trained), markup=False)
+        elif isinstance(method, DPO | RewardModelling):
+            pair = method.train[0]
+            stdout.print(f"first pair ({pair.name}); what stands in ⟦ ⟧ is scored:", markup=False)
+            stdout.print(visible(method.policy.chat.decode_raw(pair.prompt_ids)), markup=False)
+            for label, answer in (("chosen", pair.chosen), ("rejected", pair.rejected)):
+                stdout.print(f"{label}: {marked(method.policy.chat, answer.token_ids, answer.scored)}", markup=False)
+        elif isinstance(method, KTO):
+            item = method.train[0]
+            stdout.print(
+                f"first answer ({item.name}), {'desirable' if item.label else 'undesirable'}; what stands in ⟦ ⟧ is scored:", markup=False
+            )
+            stdout.print(visible(method.policy.chat.decode_raw(item.prompt_ids)), markup=False)
+            stdout.print(marked(method.policy.chat, item.answer.token_ids, item.answer.scored), markup=False)
         elif isinstance(method, GRPO):
             _one_group(method)
 

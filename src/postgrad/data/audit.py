@@ -7,7 +7,7 @@ info       what was decided, so that nothing happens silently
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -75,7 +75,16 @@ MARKS: dict[str, _Rule] = {
     "tools_as_text": _Rule(
         "info", "{n} rows bring tools, which the chat template ignores; they are described in the system message, and calls are text"
     ),
-    "system_as_user": _Rule("info", "{n} rows have a system message, which the template does not print; it starts the first user message"),
+    "system_lost": _Rule(
+        "warning",
+        "{n} rows have a system message, which the template does not print: the model never reads it",
+        "put its text into the first user message, or use another chat template",
+    ),
+    "tool_lost": _Rule(
+        "warning",
+        "{n} rows have tool results, which the template does not print: the model never reads them",
+        "use another chat template",
+    ),
     "tool_as_user": _Rule("info", "{n} rows have tool results, which the template does not print; they are user messages"),
     "row_tools": _Rule("info", "{n} prompts bring tools of their own, which the model is shown beside the recipe's"),
 }
@@ -91,8 +100,12 @@ def findings_of(source: RowSource, tally: Tally, kept: int, chat: ChatFormat) ->
         *_pairs(tally),
         *_decisions(source, tally, chat),
     ]
+    return gravest_first(found)
+
+
+def gravest_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     order = ("critical", "warning", "info")
-    return tuple(sorted(found, key=lambda finding: order.index(finding.severity)))
+    return tuple(sorted(findings, key=lambda finding: order.index(finding.severity)))
 
 
 def _rejected(tally: Tally, source: RowSource) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache as once
 from pathlib import Path
@@ -49,7 +50,8 @@ class Cache:
             np.save(folder / "prints.npy", tally.table_of_prints(), allow_pickle=False)
 
         folder = build_once(root / _key(source, method, encoder), make)
-        (folder / "tally.json").touch()
+        with suppress(OSError):  # a shared cache that only others may write is never cleared by us
+            (folder / "tally.json").touch()
         _forget_old(root, keep=folder)
         prints = np.load(folder / "prints.npy", allow_pickle=False)
         return Table.open(folder), Tally.from_json(json.loads((folder / "tally.json").read_text(encoding="utf-8")), prints)

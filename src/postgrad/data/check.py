@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from postgrad.chat import ChatFormat
-from postgrad.data.audit import overlap
+from postgrad.data.audit import gravest_first, overlap
 from postgrad.data.examples import TextPrompts, effective_text_prompts
 from postgrad.data.formats import Format, Method, default_method, require
-from postgrad.data.limit import Limit, Overlong
+from postgrad.data.limit import UNLIMITED, Limit, Overlong
 from postgrad.data.pipeline import DEFAULT_WORK, Work, encode
-from postgrad.data.preferences import PairEncoder, UnpairedEncoder
+from postgrad.data.preferences import PairEncoder, UnpairedEncoder, require_only
 from postgrad.data.prompts import PromptEncoder
 from postgrad.data.report import DataReport, report_of
 from postgrad.data.rollouts import RolloutEncoder
@@ -36,10 +36,11 @@ class Reading:
         """The method asked for, or the one that a file of this format is most likely meant for."""
         return self.method or default_method(format)
 
-    def encoder(self, format: Format, chat: ChatFormat) -> Any:
-        """What encodes rows of this format. Raises `DataError` when the method does not train on them."""
+    def encoder(self, rows: RowSource, chat: ChatFormat) -> Any:
+        """What encodes these rows. Raises `DataError` when the method does not train on them."""
+        format = rows.parts[0].format
         if format == "rollouts":
-            return RolloutEncoder(chat=chat, limit=Limit(2**62))
+            return RolloutEncoder(chat=chat, limit=Limit(UNLIMITED))
         method = self.method_for(format)
         require(format, method, where="--method")
         texts = effective_text_prompts(self.text_prompts, chat)
@@ -47,6 +48,7 @@ class Reading:
         if method == "sft":
             return SFTEncoder(chat=chat, limit=limit, train_on=self.train_on, tools=self.tools, text_prompts=texts)
         if method in ("reward", "dpo"):
+            require_only(rows, format)
             return (UnpairedEncoder if format == "unpaired" else PairEncoder)(chat=chat, limit=limit, text_prompts=texts)
         return PromptEncoder(chat=chat, limit=limit, system=self.system, tools=self.tools, text_prompts=texts)
 
@@ -62,12 +64,12 @@ def audit(
     if heldout is None:
         return report
     other = overlap(report.tally, _audit(heldout, chat, reading, work).tally)
-    return report if other is None else replace(report, findings=(other, *report.findings))
+    return report if other is None else replace(report, findings=gravest_first((other, *report.findings)))
 
 
 def _audit(rows: RowSource, chat: ChatFormat, reading: Reading, work: Work) -> DataReport:
     format = rows.parts[0].format
-    encoder = reading.encoder(format, chat)
+    encoder = reading.encoder(rows, chat)
     method = None if format == "rollouts" else reading.method_for(format)
     tally = encode(rows, method, encoder, lambda made: None, work=work, strict=False)
     return report_of(rows, tally, encoder)

@@ -95,7 +95,7 @@ def pair_example(row: Row, text_prompts: TextPrompts) -> PairExample:
     if isinstance(chosen, str) and isinstance(rejected, str):
         return _text_pair(fields, chosen, rejected, text_prompts, margin)
     prompt = _prompt_column(fields)
-    sides = [_answer(value, name) for value, name in zip((chosen, rejected), names, strict=True)]
+    sides = [_answer(value, f"{name} answer") for value, name in zip((chosen, rejected), names, strict=True)]
     if sides[0][0].role == "assistant" and sides[1][0].role == "assistant":
         if prompt is None:
             raise BadRow("the pair has no prompt: both sides start with an answer, and no prompt column stands beside them")
@@ -104,7 +104,7 @@ def pair_example(row: Row, text_prompts: TextPrompts) -> PairExample:
         context = _messages(prompt, fields)
         sides = [side if side[: len(context)] == context else (*context, *side) for side in sides]
     common = _common(sides[0], sides[1])
-    return _pair(common, sides[0][len(common) :], sides[1][len(common) :], _tools(fields), margin)
+    return _pair(_with_system(common, fields), sides[0][len(common) :], sides[1][len(common) :], _tools(fields), margin)
 
 
 def unpaired_example(row: Row, text_prompts: TextPrompts) -> tuple[Example, bool]:
@@ -123,7 +123,7 @@ def unpaired_example(row: Row, text_prompts: TextPrompts) -> tuple[Example, bool
     else:
         messages = _conversation(fields)
         start = max((index for index, message in enumerate(messages) if message.role != "assistant"), default=-1) + 1
-        example = replace(_joined(messages[:start], messages[start:], _tools(fields)))
+        example = _joined(messages[:start], messages[start:], _tools(fields))
     _check_answers(example.messages[example.answer_from :])
     return example, bool(label)
 
@@ -134,14 +134,8 @@ def unpaired_example(row: Row, text_prompts: TextPrompts) -> tuple[Example, bool
 def prompt_example(row: Row, format: Format, text_prompts: TextPrompts) -> PromptExample:
     """What the model is asked, and the other columns. Raises `BadRow`."""
     fields = row.fields
-    used = {
-        "prompt": {"prompt"},
-        "alpaca": {"instruction", "input", "history", "system"},
-        "question+answer": {"question"},
-        "question": {"question"},
-    }
-    columns = {name: value for name, value in fields.items() if name not in used.get(format, {"messages", "conversations"})}
-    prompt: Any = _conversation(fields) if format in ("messages", "sharegpt") else _prompt_of(fields, format)
+    columns = {name: value for name, value in fields.items() if name not in _used(fields, format)}
+    prompt: Any = _conversation(fields) if _is_conversation(fields, format) else _prompt_of(fields, format)
     if isinstance(prompt, str) and text_prompts == "raw":
         return PromptExample((), _tools(fields), columns, raw_text=_filled(prompt, "prompt"))
     messages = prompt if isinstance(prompt, tuple) else _messages(prompt, fields)
@@ -151,6 +145,19 @@ def prompt_example(row: Row, format: Format, text_prompts: TextPrompts) -> Promp
     if not end:
         raise BadRow("the prompt has no message for the model to answer")
     return PromptExample(messages[:end], _tools(fields), columns, answered=end < len(messages))
+
+
+def _used(fields: Mapping[str, Any], format: Format) -> set[str]:
+    """The columns that make the prompt; the others are for the rewards."""
+    if _is_conversation(fields, format):
+        return {"messages", "conversations"}
+    if format == "alpaca":
+        return {"instruction", "input", "history", "system"}
+    return {"question"} if format in ("question", "question+answer") else {"prompt"}
+
+
+def _is_conversation(fields: Mapping[str, Any], format: Format) -> bool:
+    return format in ("messages", "sharegpt") or (format == "unpaired" and "completion" not in fields)
 
 
 # ---- parts of a row
@@ -169,7 +176,10 @@ def _with_system(messages: Messages, fields: Mapping[str, Any]) -> Messages:
 
 
 def _tools(fields: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
-    return read_tools(fields["tools"] if fields.get("tools") is not None else fields.get("function"))
+    """The `tools` column; beside a `question` benchmarks call it `function`."""
+    if fields.get("tools") is None and "question" in fields:
+        return read_tools(fields.get("function"))
+    return read_tools(fields.get("tools"))
 
 
 def _prompt_column(fields: Mapping[str, Any]) -> Any:
@@ -193,6 +203,8 @@ def _alpaca(fields: Mapping[str, Any]) -> Any:
     history = fields.get("history") or []
     if not history and not fields.get("system"):
         return text
+    if not isinstance(history, (list, tuple)) or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in history):
+        raise BadRow("history must be a list of [question, answer] pairs")
     turns = [{"role": role, "content": content} for pair in history for role, content in zip(("user", "assistant"), pair, strict=True)]
     return [*turns, {"role": "user", "content": text}]
 
@@ -278,7 +290,7 @@ def _text_pair(fields: Mapping[str, Any], chosen: str, rejected: str, text_promp
         raise BadRow("chosen and rejected are equal")
     prompt = _prompt_column(fields)
     if prompt is None:
-        if chosen.startswith(_HUMAN) and rejected.startswith(_HUMAN):
+        if text_prompts == "chat" and chosen.startswith(_HUMAN) and rejected.startswith(_HUMAN):
             sides = _dialogue(chosen), _dialogue(rejected)
             common = _common(*sides)
             return _pair(common, sides[0][len(common) :], sides[1][len(common) :], (), margin)
@@ -288,7 +300,7 @@ def _text_pair(fields: Mapping[str, Any], chosen: str, rejected: str, text_promp
         return PairExample(left, right, margin)
     if isinstance(prompt, str) and text_prompts == "raw":
         return PairExample(Example((), raw=(prompt, chosen)), Example((), raw=(prompt, rejected)), margin)
-    return _pair(_messages(prompt, fields), _answer(chosen, "chosen"), _answer(rejected, "rejected"), _tools(fields), margin)
+    return _pair(_messages(prompt, fields), _answer(chosen, "chosen answer"), _answer(rejected, "rejected answer"), _tools(fields), margin)
 
 
 _HUMAN, _ASSISTANT = "\n\nHuman:", "\n\nAssistant:"

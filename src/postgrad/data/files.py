@@ -22,6 +22,8 @@ from postgrad.errors import DataError
 CHUNK_BYTES = 1 << 20
 CHUNK_ROWS = 500
 _BOM = b"\xef\xbb\xbf"
+_BLANK = " \t\r\n"
+_SURROGATE = "half a character (a lone surrogate)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +130,20 @@ def parse_json(text: str) -> Any:
         value = json.loads(text, parse_constant=_no_constant)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if "\\u" in text:
-        json.dumps(value, ensure_ascii=False).encode()
+    if not _is_text(value, text):
+        raise ValueError(_SURROGATE)
     return value
+
+
+def _is_text(value: Any, written: str) -> bool:
+    """False when a string in it holds half a character (a lone surrogate), which only an escape can write."""
+    if "\\u" not in written:
+        return True
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _no_constant(name: str) -> Any:
@@ -189,8 +202,9 @@ def _read_json(path: Path) -> Iterator[Chunk]:
             text = file.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"not UTF-8 text (byte {error.start})", where=str(path), hint="save the file as UTF-8") from error
-    start = len(text) - len(text.lstrip())
-    if text[start : start + 1] == "{" and len(text[start:].strip().splitlines()) > 1 and _is_json(text[start:].splitlines()[0]):
+    start = _skip(text, 0, _BLANK)
+    first, _, rest = text[start:].partition("\n")
+    if first.startswith("{") and rest.strip() and _is_json(first):
         yield from _read_jsonl(path)
         return
     if text.strip() and text[start] != "[":
@@ -201,24 +215,32 @@ def _read_json(path: Path) -> Iterator[Chunk]:
 def _elements(path: Path, text: str, position: int) -> Iterator[Row | Rejected]:
     decoder = json.JSONDecoder(parse_constant=_no_constant)
     line, counted, item = 1, 0, -1
-    while (position := _skip(text, position, " \t\r\n")) < len(text) and text[position] != "]":
+    while (position := _skip(text, position, _BLANK)) < len(text) and text[position] != "]":
         lines = text.count("\n", counted, position)
         line, counted, item = line + lines, position, 0 if lines else item + 1
         try:
             value, end = decoder.raw_decode(text, position)
-            json.dumps(value, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             broken = error.lineno if isinstance(error, json.JSONDecodeError) else line
             message = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
             raise DataError(
                 f"broken JSON: {message}", where=f"{path.name}:{broken}", hint="use .jsonl, where one bad row spoils only itself"
             ) from error
-        yield _object(Place(path.name, line, item), value)
-        position = _skip(text, end, " \t\r\n")
+        place = Place(path.name, line, item)
+        yield _object(place, value) if _is_text(value, text[position:end]) else Rejected(place, f"broken JSON: {_SURROGATE}")
+        position = _skip(text, end, _BLANK)
         if text[position : position + 1] not in (",", "]"):
-            where = f"{path.name}:{text.count(chr(10), 0, position) + 1}"
-            raise DataError("broken JSON: expected , or ] after a row", where=where, hint="the file may be cut off")
+            raise _broken_list(path, text, position, "expected , or ] after a row")
         position += text[position] == ","
+    if text.strip() and position == len(text):
+        raise _broken_list(path, text, position, "the list has no end")
+    if (after := _skip(text, position + 1, _BLANK)) < len(text):
+        raise _broken_list(path, text, after, "something follows the list, and would not be read")
+
+
+def _broken_list(path: Path, text: str, position: int, what: str) -> DataError:
+    where = f"{path.name}:{text.count(chr(10), 0, position) + 1}"
+    return DataError(f"broken JSON: {what}", where=where, hint="the file may be cut off, or hold more than one list")
 
 
 def _skip(text: str, position: int, characters: str) -> int:
@@ -287,18 +309,29 @@ def _read_csv(path: Path) -> Iterator[Chunk]:
 
 def _csv_rows(path: Path) -> Iterator[Row | Rejected]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
+        reader = csv.reader(file, strict=True)
         try:
-            for fields in reader:
-                if None in fields or None in fields.values():
-                    what = f"the row has another number of cells than the header ({len(reader.fieldnames or ())})"
-                    yield Rejected(Place(path.name, reader.line_num), what)
-                else:
-                    yield Row(Place(path.name, reader.line_num), fields)
+            header: list[str] = []
+            start = 1
+            for cells in reader:
+                place, start = Place(path.name, start), reader.line_num + 1
+                if not header:
+                    header = _csv_header(cells, place)
+                elif cells and len(cells) != len(header):
+                    yield Rejected(place, f"the row has {len(cells)} cells and the header {len(header)}")
+                elif cells:
+                    yield Row(place, dict(zip(header, cells, strict=True)))
         except csv.Error as error:
             raise DataError(f"broken CSV: {error}", where=f"{path.name}:{reader.line_num}", hint="check the quotes on this line") from error
         except UnicodeDecodeError as error:
             raise DataError("not UTF-8 text", where=f"{path.name}:{reader.line_num}", hint="save the file as UTF-8") from error
+
+
+def _csv_header(cells: list[str], place: Place) -> list[str]:
+    double = next((name for name in cells if cells.count(name) > 1), None)
+    if double is not None:
+        raise DataError(f"the header names the column {double!r} twice", where=place.name, hint="rename one of them")
+    return cells
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Chunk]]] = {

@@ -38,7 +38,7 @@ Format = Literal[
 ]
 Method = Literal["sft", "reward", "dpo", "grpo", "ppo"]
 
-_RL: tuple[Format, ...] = ("prompt", "messages", "sharegpt", "question+answer", "question", "alpaca")
+_RL: tuple[Format, ...] = ("prompt", "messages", "sharegpt", "prompt+completion", "question+answer", "question", "alpaca", "unpaired")
 ACCEPTED: Mapping[Method, tuple[Format, ...]] = {
     "sft": ("messages", "sharegpt", "prompt+completion", "alpaca", "question+answer", "text", "tokens"),
     "reward": ("preference",),
@@ -46,7 +46,7 @@ ACCEPTED: Mapping[Method, tuple[Format, ...]] = {
     "grpo": _RL,
     "ppo": _RL,
 }
-"""The formats that each method trains on."""
+"""The formats that each method trains on. In RL every column that is not the prompt, such as an answer or a label, is for the rewards."""
 
 PAIR_COLUMNS = (("chosen", "rejected"), ("chosen_messages", "rejected_messages"))
 LABEL_COLUMNS = ("label", "kto_tag")

@@ -11,6 +11,7 @@ from postgrad.data.tally import Tally
 from postgrad.errors import DataError
 
 Overlong = Literal["drop", "cut", "error"]
+UNLIMITED = 2**62
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,11 +122,11 @@ def has_null_arguments(messages: Any) -> bool:
 def _message(item: Any, index: int) -> Message:
     if not isinstance(item, Mapping):
         raise BadRow(f"message {index} is {type(item).__name__}, not an object")
-    written = item.get("role", item.get("from"))
+    written = _first(item, "role", "from")
     role = _ROLES.get(str(written))
     if role is None:
         raise BadRow(f"message {index} has the unknown role {written!r} (known: {', '.join(_ROLES)})")
-    parts = _Parts(index).read(item.get("content", item.get("value")))
+    parts = _Parts(index).read(_first(item, "content", "value"))
     calls, content = (*parts.calls, *_calls(item.get("tool_calls"), index)), parts.content
     if written == "function_call":
         calls, content = _function_call(parts.content, index), ""
@@ -178,7 +178,7 @@ class _Parts:
             raise BadRow(f"message {self.index} has a content part of type {kind!r}; only text, thinking and tool calls are supported")
 
     def _text_of(self, part: Mapping[str, Any], *keys: str) -> str:
-        text = next((part[key] for key in keys if part.get(key) is not None), None)
+        text = _first(part, *keys)
         if not isinstance(text, str):
             raise BadRow(f"message {self.index} has a {part.get('type', 'text')} part without text")
         return text
@@ -187,7 +187,7 @@ class _Parts:
         where = f"message {self.index}: {part['type']} part"
         if part["type"] == "tool_use":
             return _calls([{"id": part.get("id"), "name": part.get("name"), "arguments": part.get("input")}], self.index)
-        value = next((part[key] for key in ("tool_call", "tool_calls", "value") if part.get(key) is not None), None)
+        value = _first(part, "tool_call", "tool_calls", "value")
         value = _from_json(value, where)
         return _calls(value if isinstance(value, list) else [value], self.index)
 
@@ -235,7 +235,7 @@ def _train(item: Mapping[str, Any], role: Role, index: int) -> bool | None:
 
 
 def _check_order(messages: Sequence[Message]) -> None:
-    """Tool results must answer calls of the assistant turn before them, at most one each; system messages come first."""
+    """Tool results must answer calls of the assistant turn before them, at most one each."""
     open_calls: list[ToolCall] | None = []
     for index, message in enumerate(messages):
         if message.role == "assistant":
@@ -263,6 +263,11 @@ def _from_json(value: Any, what: str) -> Any:
         return parse_json(value)
     except ValueError as error:
         raise BadRow(f"{what} is text but not JSON: {error}") from None
+
+
+def _first(item: Mapping[str, Any], *names: str) -> Any:
+    """The first of these keys that says something: Arrow puts a null where other rows have a key."""
+    return next((item[name] for name in names if item.get(name) is not None), None)
 
 
 def _text(value: Any) -> str:

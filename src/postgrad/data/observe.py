@@ -9,6 +9,7 @@ from postgrad.chat import ChatFormat
 from postgrad.data.encoded import EncodedRow
 from postgrad.data.examples import Example
 from postgrad.data.files import Row
+from postgrad.data.formats import PAIR_COLUMNS
 from postgrad.data.messages import has_null_arguments
 from postgrad.data.tally import Tally
 
@@ -37,37 +38,44 @@ def _observe_ends(tally: Tally, chat: ChatFormat, row: Row, encoded: EncodedRow,
     tally.ends += sum(ended)
     if len(ended) - sum(ended) > cut:  # only the answer that the limit cut may be without one
         tally.mark("no_end_token", row.name)
-    if chat.unk_id is not None and chat.unk_id in encoded.token_ids:
+    if chat.unk_id not in {None, chat.bos_id, *chat.stop_ids} and chat.unk_id in encoded.token_ids:
         tally.mark("unknown_token", row.name)
 
 
 def _prompt(row: EncodedRow) -> tuple[int, ...]:
-    return row.token_ids[: row.prompt_tokens]
+    """What precedes the assistant's first token; all of a row that has nothing there (raw text), or equal openings would count as equal."""
+    first = row.source.index("assistant") if "assistant" in row.source else 0
+    return row.token_ids[:first] or row.token_ids
 
 
-def observe_texts(tally: Tally, chat: ChatFormat, row: Row, example: Example) -> None:
-    """What the texts of a row hold."""
-    texts = list(example.raw) if example.raw is not None else [message.content for message in example.messages]
-    special = next((text for text in texts if chat.special_in_text(text)), None)
-    if special is not None:
-        tally.mark("special_text", row.name)
-    if any(REPLACEMENT in text for text in texts):
-        tally.mark("replacement_character", row.name)
-    if has_null_arguments(row.fields.get("messages") or row.fields.get("conversations")):
-        tally.mark("null_arguments", row.name)
-    if example.raw is not None and example.raw[0] and chat.merges_at(*example.raw):
-        tally.mark("boundary_merge", row.name)
-    if example.raw is None:
-        _observe_template(tally, chat, row, example)
+def observe_texts(tally: Tally, chat: ChatFormat, row: Row, *examples: Example) -> None:
+    """What the texts of a row hold; a pair is two examples. Each is marked once, however often it occurs in the row."""
+    texts = [text for example in examples for text in _texts(example)]
+    conversations = [example for example in examples if example.raw is None]
+    roles = {message.role for example in conversations for message in example.messages}
+    as_text = chat.tool_protocol == "text"
+    seen = {
+        "special_text": any(chat.special_in_text(text) for text in texts),
+        "replacement_character": any(REPLACEMENT in text for text in texts),
+        "null_arguments": any(has_null_arguments(row.fields.get(name)) for name in _CONVERSATIONS),
+        "boundary_merge": any(example.raw and example.raw[0] and chat.merges_at(*example.raw) for example in examples),
+        "tools_as_text": as_text and any(example.tools for example in conversations),
+        "system_lost": "system" in roles and not chat.prints_system_role,
+        "tool_as_user": "tool" in roles and not chat.prints_tool_role and as_text,
+        "tool_lost": "tool" in roles and not chat.prints_tool_role and not as_text,
+    }
+    for name, found in seen.items():
+        if found:
+            tally.mark(name, row.name)
 
 
-def _observe_template(tally: Tally, chat: ChatFormat, row: Row, example: Example) -> None:
-    if example.tools and chat.tool_protocol == "text":
-        tally.mark("tools_as_text", row.name)
-    roles = {message.role for message in example.messages}
-    for role in ("system", "tool"):
-        if role in roles and not chat.prints_role(role):
-            tally.mark(f"{role}_as_user", row.name)
+_CONVERSATIONS = ("messages", "conversations", "prompt", "completion", *(name for pair in PAIR_COLUMNS for name in pair))
+
+
+def _texts(example: Example) -> list[str]:
+    if example.raw is not None:
+        return list(example.raw)
+    return [text for message in example.messages for text in (message.content, message.reasoning)]
 
 
 def observe_ids(tally: Tally, chat: ChatFormat, row: EncodedRow) -> None:

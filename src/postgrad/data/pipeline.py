@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -24,7 +25,8 @@ from postgrad.data.report import DataReport, report_of
 from postgrad.data.sources import RowSource, Split, check_rejected, rows_of, two_formats
 from postgrad.data.table import Record, Table, TableWriter
 from postgrad.data.tally import Tally
-from postgrad.data.worker import Helper
+from postgrad.data.worker import Helper, packed
+from postgrad.errors import RecipeError
 
 T = TypeVar("T")
 
@@ -48,7 +50,7 @@ class TableEncoder(Encoder[Record], Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """helpers: processes that encode; None = one per processor for large files, none for small ones."""
+    """helpers: processes that encode; None = `$POSTGRAD_DATA_HELPERS`, else one per processor for large files, none for small ones."""
 
     helpers: int | None = None
     progress: Progress | None = None
@@ -56,6 +58,10 @@ class Work:
     def processes(self, size: int) -> int:
         if self.helpers is not None:
             return self.helpers
+        if named := os.environ.get("POSTGRAD_DATA_HELPERS"):
+            if not named.isdecimal():
+                raise RecipeError(f"{named!r} is not a number of processes", where="POSTGRAD_DATA_HELPERS", hint="e.g. 0 or 4")
+            return int(named)
         return (os.cpu_count() or 1) if size >= PARALLEL_BYTES else 0
 
 
@@ -63,24 +69,33 @@ DEFAULT_WORK = Work()
 
 
 @dataclass(frozen=True, slots=True)
+class PartJob:
+    """What a helper must know of one part of the source."""
+
+    name: str
+    columns: Columns
+    format: Format
+
+
+@dataclass(frozen=True, slots=True)
 class Job(Generic[T]):
     """What a helper needs to encode any chunk."""
 
     encoder: Encoder[T]
-    parts: tuple[tuple[Columns, Format], ...]
+    parts: tuple[PartJob, ...]
     split: Split | None
 
     def encode_chunk(self, part: int, chunk: Chunk) -> tuple[list[T], Tally]:
-        columns, format = self.parts[part]
+        format = self.parts[part].format
         made: list[T] = []
         tally = Tally()
-        for item in rows_of([chunk], columns, self.split):
+        for item in rows_of([chunk], self.parts[part], self.split):
             tally.rows += 1
             if isinstance(item, Rejected):
                 tally.reject(item.place, item.reason)
             elif (found := detect(item.fields)) != format:
                 tally.formats[found or "unknown"] += 1
-                tally.first_of.setdefault(found or "unknown", item.name)
+                tally.first_other = tally.first_other or item.name
             else:
                 made += self._encode(item, format, tally)
         return made, tally
@@ -105,22 +120,28 @@ def encode(
     if method is not None:
         for part in source.parts:
             require(part.format, method, where=part.name)
-    job = Job(encoder, tuple((part.columns, part.format) for part in source.parts), source.split)
+    job = Job(encoder, tuple(PartJob(part.name, part.columns, part.format) for part in source.parts), source.split)
     total = Tally()
     kept_of_part = [0] * len(source.parts)
-    for index, done, (made, tally) in _results(source, job, work.processes(source.size)):
-        total.add(tally)
-        kept_of_part[index] += len(made)
-        take(made)
-        if strict:
-            check_rejected(total.rejected, total.rejected_count, source.max_bad)
-        if work.progress is not None:
-            work.progress(done, total.rows)
+    rows_of_part = [0] * len(source.parts)
+    with closing(_results(source, job, work.processes(source.size))) as results:
+        for index, done, (made, tally) in results:
+            if strict:
+                check_rejected(total.rejected, total.rejected_count, source.max_bad, so_far=True)
+            if total.formats and not rows_of_part[index]:
+                break  # a part with two formats is complete, and the error names its counts only
+            total.add(tally)
+            rows_of_part[index] += tally.rows - tally.rejected_count
+            kept_of_part[index] += len(made)
+            take(made)
+            if work.progress is not None:
+                work.progress(done, total.rows)
+    if strict:
+        check_rejected(total.rejected, total.rejected_count, source.max_bad)
     total.parts = kept_of_part
     if total.formats:
-        other, count = total.formats.most_common(1)[0]
-        usual = total.rows - total.formats.total() - total.rejected_count
-        raise two_formats(source.format, usual, other, count, total.first_of[other])
+        mixed = max(index for index, rows in enumerate(rows_of_part) if rows)
+        raise two_formats(source.parts[mixed].format, rows_of_part[mixed] - total.formats.total(), total.formats, total.first_other)
     return total
 
 
@@ -128,15 +149,15 @@ def encode_all(source: RowSource, method: Method, encoder: TableEncoder, *, work
     """A table of everything that is kept, and the report. Large files go through the cache, if there is one."""
 
     def build(folder: Path | None) -> tuple[Table, Tally]:
-        writer = TableWriter(encoder.columns, folder)
-        tally = encode(source, method, encoder, writer.extend, work=work)
-        return writer.close(), tally
+        with TableWriter(encoder.columns, folder) as writer:
+            tally = encode(source, method, encoder, writer.extend, work=work)
+            return writer.table(), tally
 
     table, tally = cache.fetch(source, method, encoder, build) if cache and cache.takes(source) else build(None)
     return table, report_of(source, tally, encoder)
 
 
-def _results(source: RowSource, job: Job[T], helpers: int) -> Iterator[tuple[int, float, tuple[list[T], Tally]]]:
+def _results(source: RowSource, job: Job[T], helpers: int) -> Generator[tuple[int, float, tuple[list[T], Tally]]]:
     """(part, share done, result) per chunk, in order."""
     parts = len(source.parts)
     chunks = ((index, chunk) for index, part in enumerate(source.parts) for chunk in part.chunks())
@@ -160,11 +181,18 @@ class _Team:
     """Helper processes, each with a thread here that talks to it. Closing it ends them, whatever happened."""
 
     def __init__(self, job: Job[Any], count: int) -> None:
-        self._helpers = [Helper(job) for _ in range(count)]
-        self._free = deque(self._helpers)
+        self._job = packed(job)
+        self._count = count
+        self._helpers: list[Helper] = []
         self._threads = ThreadPoolExecutor(count)
 
     def __enter__(self) -> _Team:
+        try:
+            self._helpers += [Helper(self._job) for _ in range(self._count)]
+        except BaseException:  # those that did start must not stay
+            self.__exit__()
+            raise
+        self._free = deque(self._helpers)
         return self
 
     def __exit__(self, *_: object) -> None:

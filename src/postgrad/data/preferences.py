@@ -17,7 +17,7 @@ from postgrad.data.cache import Cache
 from postgrad.data.encoded import EncodedRow, encoded_row, read_name, text_array
 from postgrad.data.examples import Example, TextPrompts, effective_text_prompts, pair_example, unpaired_example
 from postgrad.data.files import Row
-from postgrad.data.formats import Format
+from postgrad.data.formats import Format, require
 from postgrad.data.limit import Limit, Overlong
 from postgrad.data.messages import BadRow
 from postgrad.data.observe import observe_row, observe_texts
@@ -75,6 +75,7 @@ def prepare_preferences(
     work: Work = DEFAULT_WORK, cache: Cache | None = None,
 ) -> PreferenceData:  # fmt: skip
     """Every pair as ids, each side with its prompt within `max_length` tokens. Raises `DataError` as `prepare_sft` does."""
+    require_only(rows, "preference")
     encoder = PairEncoder(chat=chat, limit=Limit(max_length, overlong), text_prompts=effective_text_prompts(text_prompts, chat))
     table, report = encode_all(rows, "dpo", encoder, work=work, cache=cache)
     report.verify()
@@ -86,10 +87,19 @@ def prepare_unpaired(
     work: Work = DEFAULT_WORK, cache: Cache | None = None,
 ) -> UnpairedData:  # fmt: skip
     """Every labelled answer as ids. Raises `DataError` as `prepare_sft` does."""
+    require_only(rows, "unpaired")
     encoder = UnpairedEncoder(chat=chat, limit=Limit(max_length, overlong), text_prompts=effective_text_prompts(text_prompts, chat))
     table, report = encode_all(rows, "dpo", encoder, work=work, cache=cache)
     report.verify()
     return UnpairedData(View(table, read_labelled), report)
+
+
+def require_only(rows: RowSource, format: Format) -> None:
+    """Pairs and single labelled answers are trained with different losses, so one set never holds both."""
+    other = next((part for part in rows.parts if part.format != format), None)
+    if other is not None:
+        require(other.format, "dpo", where=other.name)
+        raise DataError(f"expected {format} rows, and these are {other.format} rows", where=other.name, hint="train them apart")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +152,7 @@ class PairEncoder(_AnswerEncoder):
         kept = _limited(self.limit, made, tally)
         if kept is None:
             return []
-        for example in (pair.chosen, pair.rejected):
-            observe_texts(tally, self.chat, row, example)
+        observe_texts(tally, self.chat, row, pair.chosen, pair.rejected)
         tally.counts["raw"] += pair.chosen.raw is not None
         _count_pair(tally, *(len(side.token_ids) - len(prompts[0]) for side in made))
         observe_row(tally, self.chat, row, made, kept)
@@ -186,12 +195,15 @@ def _limited(limit: Limit, sides: Sequence[EncodedRow], tally: Tally) -> list[En
     """All sides within the limit, or None: a pair stays whole or goes whole, and counts once."""
     counted = Tally()
     kept = [side for row in sides for side in limit.apply([row], counted)]
-    tally.cut += min(counted.cut, 1)
     if counted.dropped:
         tally.dropped["too_long"] += 1
         tally.counts["hopeless"] += min(counted.counts["hopeless"], 1)
         tally.need(max(len(side.token_ids) if limit.overlong == "drop" else side.prompt_tokens + 1 for side in sides))
         return None
+    if len(kept) == 2 and kept[0].token_ids == kept[1].token_ids:
+        tally.dropped["equal once cut"] += 1
+        return None
+    tally.cut += min(counted.cut, 1)
     return kept
 
 

@@ -13,7 +13,7 @@ from postgrad.chat import ChatFormat, TemplateRefuses
 from postgrad.data.examples import Example, PromptExample, TextPrompts, effective_text_prompts, is_text_prompt, prompt_example
 from postgrad.data.files import Row
 from postgrad.data.formats import Format
-from postgrad.data.limit import Limit
+from postgrad.data.limit import UNLIMITED, Limit
 from postgrad.data.messages import BadRow
 from postgrad.data.observe import observe_texts
 from postgrad.data.pipeline import DEFAULT_WORK, Work, encode
@@ -22,8 +22,6 @@ from postgrad.data.sources import RowSource
 from postgrad.data.tally import Tally
 from postgrad.errors import DataError
 from postgrad.types import Message, Prompt, ToolSpec
-
-_UNLIMITED = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ def prepare_prompts(
 
     Raises `DataError`: more rejected rows than `rows.max_bad`, an over-long prompt under `overlong="error"`, no prompt left.
     """
-    limit = Limit(_UNLIMITED if max_prompt_tokens is None else max_prompt_tokens, overlong)
+    limit = Limit(UNLIMITED if max_prompt_tokens is None else max_prompt_tokens, overlong)
     encoder = PromptEncoder(
         chat=chat, limit=limit, system=system, tools=tuple(tools), text_prompts=effective_text_prompts(text_prompts, chat)
     )

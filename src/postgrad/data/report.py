@@ -9,7 +9,7 @@ from typing import Any
 
 from postgrad.data.audit import Finding, findings_of
 from postgrad.data.files import Rejected
-from postgrad.data.limit import Limit
+from postgrad.data.limit import UNLIMITED, Limit
 from postgrad.data.sources import RowSource, check_rejected
 from postgrad.data.tally import Tally
 from postgrad.errors import DataError
@@ -144,7 +144,7 @@ def report_of(source: RowSource, tally: Tally, encoder: Any) -> DataReport:
         tokens=tally.tokens,
         lengths=lengths_of(tally.kept_lengths),
         histogram=tally.lengths,
-        max_length=limit.max_length,
+        max_length=None if limit.max_length == UNLIMITED else limit.max_length,
         answers=tally.answers,
         ends=tally.ends,
         rejected=tuple(tally.rejected),

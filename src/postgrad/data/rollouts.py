@@ -32,24 +32,22 @@ class RolloutEncoder:
         rollouts = row.fields.get("rollouts")
         if not isinstance(rollouts, list) or not rollouts:
             raise BadRow("rollouts must be a list that is not empty")
-        records = [self._rollout(row, index, rollout, tally).record() for index, rollout in enumerate(rollouts)]
+        read = [self._read(f"{row.name} rollout {index}", rollout) for index, rollout in enumerate(rollouts)]
         tally.kept += 1
-        tally.made += len(records)
-        return records
+        tally.made += len(read)
+        for encoded, finished in read:
+            self._count(tally, encoded, finished)
+        if not all(flag for _, finished in read for flag in finished):
+            tally.mark("no_end_token", row.name)
+        return [encoded.record() for encoded, _ in read]
 
-    def _rollout(self, row: Row, index: int, rollout: Any, tally: Tally) -> EncodedRow:
-        name = f"{row.name} rollout {index}"
-        encoded, finished = self._read(name, rollout)
-        tally.counts[f"stop {rollout.get('stop')}"] += 1
+    def _count(self, tally: Tally, encoded: EncodedRow, finished: list[bool]) -> None:
         tally.lengths[len(encoded.token_ids)] += 1
         tally.kept_lengths[len(encoded.token_ids)] += 1
         tally.tokens += len(encoded.token_ids)
         tally.trained += sum(encoded.trained)
         tally.answers += len(finished)
         tally.ends += sum(finished)
-        if not all(finished):
-            tally.mark("no_end_token", name)
-        return encoded
 
     def _read(self, name: str, rollout: Any) -> tuple[EncodedRow, list[bool]]:
         """The row, and for each turn that the model finished whether its last token is an end token."""

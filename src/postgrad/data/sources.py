@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from postgrad.data.columns import Columns, check_columns, check_present, mapped
 from postgrad.data.files import EXTENSIONS, Chunk, Place, Rejected, Row, chunked, extension, read_chunks
@@ -19,7 +20,7 @@ from postgrad.errors import DataError, RecipeError
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file, hub dataset or list of rows.
+    """One file, hub dataset or list of rows. `name` is what its rows are called, as in name:line.
 
     columns: the map that makes its rows fit; format: what they then are.
     weight:  how often each row comes in one epoch; 0.5 takes half of the rows, 2 takes every row twice.
@@ -92,7 +93,7 @@ class RowSource:
         for part in self.parts:
             other: list[tuple[str, Row]] = []
             count = 0
-            for item in rows_of(part.chunks(), part.columns, self.split):
+            for item in rows_of(part.chunks(), part, self.split):
                 format = detect(item.fields) if isinstance(item, Row) else None
                 if isinstance(item, Row) and format != part.format:
                     other.append((format or "unknown", item))
@@ -100,7 +101,7 @@ class RowSource:
                 count += isinstance(item, Row)
                 yield item
             if other:
-                raise two_formats(part.format, count, other[0][0], len(other), other[0][1].name)
+                raise two_formats(part.format, count, Counter(name for name, _ in other), other[0][1].name)
 
 
 def load_rows(source: str | Path, *, columns: Columns | None = None, max_bad: int = 0, weight: float = 1.0) -> RowSource:
@@ -128,42 +129,57 @@ def rows_from(rows: Iterable[Mapping[str, Any]], *, columns: Columns | None = No
 
 
 def mix(sources: Sequence[RowSource], *, max_bad: int = 0) -> RowSource:
-    """Several sources as one."""
-    names = [part.name for source in sources for part in source.parts]
-    double = next((name for name in names if names.count(name) > 1), None)
+    """Several sources as one. Files of one name in different folders are called by folder and name."""
+    parts = [part for source in sources for part in source.parts]
+    names = Counter(part.name for part in parts)
+    parts = [replace(part, name=f"{part.path.parent.name}/{part.name}") if names[part.name] > 1 and part.path else part for part in parts]
+    double = next((name for name, count in Counter(part.name for part in parts).items() if count > 1), None)
     if double is not None:
         raise RecipeError(f"{double} is named twice", where="data.train", hint="name it once, with a weight of 2")
-    return RowSource(tuple(part for source in sources for part in source.parts), max_bad, notes=tuple(n for s in sources for n in s.notes))
+    return RowSource(tuple(parts), max_bad, notes=tuple(note for source in sources for note in source.notes))
 
 
-def rows_of(chunks: Iterable[Chunk], columns: Columns, split: Split | None) -> Iterator[Row | Rejected]:
-    """The rows of some chunks after the columns map, without those of the other side of a split."""
+class Reads(Protocol):
+    """How the rows of a part are read: a `Part`, or what a helper process knows of one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def columns(self) -> Columns: ...
+
+
+def rows_of(chunks: Iterable[Chunk], part: Reads, split: Split | None) -> Iterator[Row | Rejected]:
+    """The rows of some chunks under the part's name and after its columns map, without those of the other side of a split."""
     for chunk in chunks:
         for item in chunk.rows():
+            place = item.place if item.place.file == part.name else replace(item.place, file=part.name)
             if isinstance(item, Rejected):
                 if split is None or not split.held_out:  # a row that cannot be read is counted once, with the training rows
-                    yield item
+                    yield Rejected(place, item.reason)
             elif split is None or split.takes(item):
-                yield mapped(item, columns)
+                yield mapped(Row(place, item.fields), part.columns)
 
 
-def check_rejected(rejected: Sequence[Rejected], count: int, max_bad: int) -> None:
-    """Raises `DataError` naming the first rejected row when there are more than `max_bad`."""
+def check_rejected(rejected: Sequence[Rejected], count: int, max_bad: int, *, so_far: bool = False) -> None:
+    """Raises `DataError` naming the first rejected row when there are more than `max_bad`. `so_far`: more rows follow these."""
     if count > max_bad:
         first = rejected[0]
         rows = "1 row" if count == 1 else f"{count} rows"
         others = ", ".join(row.name for row in rejected[1:4])
         also = f"; also {others}{', …' if count > 4 else ''}" if others else ""
+        allow = "see them all with `postgrad data check`" if so_far else f"allow them with data.max_bad: {count}"
         raise DataError(
-            f"{first.reason} ({rows} rejected, data.max_bad is {max_bad}{also})",
+            f"{first.reason} ({rows} rejected{' so far' if so_far else ''}, data.max_bad is {max_bad}{also})",
             where=first.name,
-            hint=f"mend the rows, or allow them with data.max_bad: {count}",
+            hint=f"mend the rows, or {allow}",
         )
 
 
-def two_formats(format: str, count: int, other: str, others: int, first: str) -> DataError:
-    """`first` names the first row of the other format."""
-    return DataError(f"two formats in one file: {format} ({count} rows) and {other} ({others} rows)", where=first, hint="split the file")
+def two_formats(format: str, count: int, others: Mapping[str, int], first: str) -> DataError:
+    """`others` are the other formats and how many rows each has, `first` names the first of these rows."""
+    counts = " and ".join(f"{name} ({rows} rows)" for name, rows in {format: count, **others}.items())
+    number = "two" if len(others) == 1 else str(len(others) + 1)
+    return DataError(f"{number} formats in one file: {counts}", where=first, hint="split the file")
 
 
 def _source(

@@ -53,7 +53,7 @@ class Table(Sequence[Record]):
 
 
 class TableWriter:
-    """Appends rows; `close` gives the table. With a folder the values go to files there, so memory does not grow with the rows."""
+    """Appends rows; `table` ends that. With a folder the values go to files there, so memory does not grow with the rows."""
 
     def __init__(self, columns: Mapping[str, str], folder: Path | None = None) -> None:
         self._dtypes = {name: np.dtype(dtype) for name, dtype in columns.items()}
@@ -74,7 +74,14 @@ class TableWriter:
             else:
                 self._values[name] += arrays
 
-    def close(self) -> Table:
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def table(self) -> Table:
         if self._folder is None:
             return Table(
                 {name: (_joined(self._values[name], dtype), np.asarray(self._ends[name], np.int64)) for name, dtype in self._dtypes.items()}

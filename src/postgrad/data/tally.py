@@ -41,7 +41,7 @@ class Tally:
     lengths:         tokens per training row before any limit -> how many; `kept_lengths` the same of the kept ones
     answers, ends:   finished assistant turns that are trained, and trained end tokens in them
     counts:          everything else that is only counted
-    formats:         rows of a format that is not the file's
+    formats:         rows of a format that is not the file's; first_other: the first of them
     parts:           what was kept of each part of the source
     prints:          per kept row: fingerprint of all its tokens, of its prompt, and its place (file, line, item)
     """
@@ -63,7 +63,7 @@ class Tally:
     rejected: list[Rejected] = field(default_factory=list)
     rejected_count: int = 0
     formats: Counter[str] = field(default_factory=Counter)
-    first_of: dict[str, str] = field(default_factory=dict)
+    first_other: str = ""
     columns: set[str] = field(default_factory=set)
     prints: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
@@ -99,7 +99,7 @@ class Tally:
         if other.needed is not None:
             self.need(other.needed)
         self.rejected += other.rejected[: REJECTED_KEPT - len(self.rejected)]
-        self.first_of = other.first_of | self.first_of
+        self.first_other = self.first_other or other.first_other
         self.columns |= other.columns
         self.files += [file for file in other.files if file not in self.files]
         moved = [self.files.index(file) for file in other.files]
@@ -119,17 +119,17 @@ class Tally:
     # ---- to disk and back
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the prints, which are an array."""
+        """Everything but the prints, which are an array, and rows of other formats, with which nothing is ever stored."""
         numbers = {name: getattr(self, name) for name in _NUMBERS}
         counters = {name: list(getattr(self, name).items()) for name in _COUNTERS}
         marks = {name: [mark.count, mark.rows, mark.detail] for name, mark in self.marks.items()}
         rejected = [[item.place.file, item.place.line, item.place.item, item.reason] for item in self.rejected]
         lists = {"columns": sorted(self.columns), "files": self.files, "parts": self.parts}
-        return {**numbers, **counters, **lists, "marks": marks, "rejected": rejected, "needed": self.needed, "first_of": self.first_of}
+        return {**numbers, **counters, **lists, "marks": marks, "rejected": rejected, "needed": self.needed}
 
     @classmethod
     def from_json(cls, data: dict[str, Any], prints: Array) -> Tally:
-        tally = cls(**{name: data[name] for name in (*_NUMBERS, "needed", "first_of", "files", "parts")}, columns=set(data["columns"]))
+        tally = cls(**{name: data[name] for name in (*_NUMBERS, "needed", "files", "parts")}, columns=set(data["columns"]))
         for name in _COUNTERS:
             getattr(tally, name).update(dict(map(tuple, data[name])))
         tally.marks = {name: Mark(*values) for name, values in data["marks"].items()}

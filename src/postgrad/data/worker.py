@@ -17,19 +17,24 @@ from typing import Any, BinaryIO
 from postgrad.errors import DataError, PostgradError, RunError
 
 
-class Helper:
-    """One helper process. `call` waits for its answer and raises what the job raised there."""
+def packed(value: Any) -> bytes:
+    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
 
-    def __init__(self, job: Any) -> None:
+
+class Helper:
+    """One helper process. `call` waits for its answer and raises what the job raised there. The job goes with the first call."""
+
+    def __init__(self, job: bytes) -> None:
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "postgrad.data.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
-        self._send(job)
+        self._unsent = job
 
     def call(self, part: int, chunk: Any) -> Any:
         try:
-            self._send((part, chunk))
+            self._send(self._unsent + packed((part, chunk)))
+            self._unsent = b""
             assert self._process.stdout is not None
             kind, value = pickle.load(self._process.stdout)
         except (EOFError, OSError, pickle.UnpicklingError) as error:
@@ -51,9 +56,9 @@ class Helper:
                 with contextlib.suppress(OSError):  # what was still to be sent has no reader any more
                     pipe.close()
 
-    def _send(self, value: Any) -> None:
+    def _send(self, data: bytes) -> None:
         assert self._process.stdin is not None
-        pickle.dump(value, self._process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
+        self._process.stdin.write(data)
         self._process.stdin.flush()
 
 

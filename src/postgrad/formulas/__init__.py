@@ -15,10 +15,11 @@ from postgrad.formulas._numeric import MAX_LOG_RATIO, NonFiniteError
 from postgrad.formulas.advantages import group_advantages, leave_one_out_advantages, normalize_then_sum, weight_positive, whiten
 from postgrad.formulas.aggregate import constant_length_mean, sequence_mean, token_mean
 from postgrad.formulas.bradley_terry import bradley_terry_loss
-from postgrad.formulas.dpo import DPO_LOSSES, dpo_loss, implicit_reward
+from postgrad.formulas.dpo import DPO_LOSSES, WHOLE_BATCH_DPO_LOSSES, dpo_loss, implicit_reward
 from postgrad.formulas.gae import gae, token_rewards
 from postgrad.formulas.kl import kl_k1, kl_k2, kl_k3, kl_k3_importance_weighted
 from postgrad.formulas.logprobs import entropy_from_logits, token_logprobs
+from postgrad.formulas.preference import cpo_loss, kto_loss, length_desensitized_sum, orpo_loss, simpo_loss
 from postgrad.formulas.ratio import log_ratio, sequence_ratio, token_ratio
 from postgrad.formulas.sft import IGNORE_INDEX, mask_prompt, masked_cross_entropy
 from postgrad.formulas.surrogate import (
@@ -37,6 +38,7 @@ __all__ = [
     "DPO_LOSSES",
     "IGNORE_INDEX",
     "MAX_LOG_RATIO",
+    "WHOLE_BATCH_DPO_LOSSES",
     "ClipFractions",
     "NonFiniteError",
     "bradley_terry_loss",
@@ -45,6 +47,7 @@ __all__ = [
     "clipped_surrogate",
     "clipped_value_loss",
     "constant_length_mean",
+    "cpo_loss",
     "dpo_loss",
     "entropy_from_logits",
     "gae",
@@ -55,14 +58,18 @@ __all__ = [
     "kl_k2",
     "kl_k3",
     "kl_k3_importance_weighted",
+    "kto_loss",
     "leave_one_out_advantages",
+    "length_desensitized_sum",
     "log_ratio",
     "mask_prompt",
     "masked_cross_entropy",
     "normalize_then_sum",
+    "orpo_loss",
     "reinforce_surrogate",
     "sequence_mean",
     "sequence_ratio",
+    "simpo_loss",
     "soft_gate_surrogate",
     "token_logprobs",
     "token_mean",

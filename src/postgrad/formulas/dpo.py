@@ -240,6 +240,8 @@ _LOSSES: dict[str, Callable[[_Pair], Tensor]] = {
 }
 DPO_LOSSES = tuple(_LOSSES)
 """The names `dpo_loss` knows."""
+WHOLE_BATCH_DPO_LOSSES = ("aot", "aot_unpaired")
+"""Losses whose value for one pair depends on the others: all pairs of a batch must be given in one call."""
 
 _READS = {
     "label_smoothing": ("sigmoid", "exo_pair", "robust", "aot", "aot_unpaired"),

@@ -3,7 +3,7 @@
 1. `Layout`        says who attends to whom in one flat row of tokens.
 2. `attend_with`   makes a model use a layout for the forward (and backward) calls inside the `with`.
 3. `body`          runs the model without its head over one flat row.
-4. `output_head`   the head that turns the body's hidden states into logits.
+4. `output_head`   the head that turns the body's hidden states into logits; `scalar_head` the one that turns them into a score.
 
 transformers asks for an attention function by name. One function is registered, "postgrad"; it hands each layer's projected
 queries, keys and values to the layout that is active *for that model*, so a policy and a frozen reference never see each
@@ -138,6 +138,15 @@ def output_head(model: nn.Module) -> OutputHead:
         found = "no head" if head is None else f"a head of type {type(head).__name__}"
         raise ModelError(f"{type(inner).__name__} has {found}", hint="keep adapters off lm_head, and use a causal language model")
     return OutputHead(head.weight, head.bias, _logit_scale(text))
+
+
+def scalar_head(model: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """(weight [1, width], bias [1] or None) of a model with one score per token. Raises `ModelError` for any other head."""
+    inner = pretrained(model)
+    head = _unwrap_saved_module(cast("nn.Module | None", getattr(inner, "score", None) or getattr(inner, "classifier", None)))
+    if type(head) is not nn.Linear or head.out_features != 1:
+        raise ModelError(f"{type(inner).__name__} has no scalar head", hint="name a reward model, or a language model to put a new head on")
+    return head.weight, head.bias
 
 
 def _unwrap_saved_module(head: nn.Module | None) -> nn.Module | None:

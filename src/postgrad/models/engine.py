@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from postgrad.errors import RunError
 from postgrad.models import engine_state
 from postgrad.models.allocator import keep_freed_memory
+from postgrad.models.attention import scalar_head
 from postgrad.models.capability import check_head, packed_refusal
 from postgrad.models.engine_state import EngineState
-from postgrad.models.forward import mode, score
+from postgrad.models.forward import Readout, mode, score, value
 from postgrad.models.micro_batch import MicroBatch
 from postgrad.models.optimizer import Optimizer, OptimizerConfig
 from postgrad.models.packed import pack
@@ -52,6 +53,7 @@ class LocalEngine:
 
     tokens_per_micro_batch: tokens that go through the model at once; bounds memory.
     autocast: dtype of the matrix products (None: the weights' own).
+    reads: what a model gives per trained token: `logprobs`, or `values` of its scalar head. The loss function sees these numbers.
     dropout: whether `forward_backward` uses the model's dropout. Off, log-probs are those of `logprobs` and of the sampler
     (a policy's ratio is 1 on its own samples). On, prompts of a group are not shared: each row draws its own noise.
     """
@@ -67,6 +69,7 @@ class LocalEngine:
         max_grad_norm: float | None = 1.0,
         device: torch.device | str | None = None,
         dropout: bool = False,
+        reads: Literal["logprobs", "values"] = "logprobs",
     ) -> None:
         if tokens_per_micro_batch < 1:
             raise ValueError(f"tokens_per_micro_batch must be at least 1, got {tokens_per_micro_batch}")
@@ -75,6 +78,7 @@ class LocalEngine:
         self.tokens_per_micro_batch = tokens_per_micro_batch
         self.autocast = autocast
         self.dropout = dropout
+        self.reads = reads
         self.device = next(model.parameters()).device
         if self.device.type == "cpu":
             keep_freed_memory()
@@ -85,7 +89,7 @@ class LocalEngine:
     def refusal_to_pack(self, model: nn.Module) -> str | None:
         """Why this model's micro-batches are padded, or None. Checked once per model; raises `ModelError` if it cannot be trained."""
         if id(model) not in self._refusals:
-            check_head(model)
+            self._check_head(model)
             self._refusals[id(model)] = packed_refusal(model)
             if self._refusals[id(model)] is not None:
                 logger.warning("%s is computed with padding, which is slower: %s", type(model).__name__, self._refusals[id(model)])
@@ -94,12 +98,15 @@ class LocalEngine:
     def forward_backward(self, rows: Sequence[TrainRow], loss: LossFunction, *, temperature: float = 1.0) -> BackwardResult:
         """Add the loss's gradient to what has accumulated. See `protocols.Engine`.
 
-        A loss function with a true attribute `whole_groups` sees all rows of a group in one call. On any error the gradients
+        A loss function with a true attribute `whole_groups` sees all rows of a group in one call, with `whole_batch` all rows of the
+        batch, whatever memory that takes. On any error the gradients
         accumulated since the last step are dropped.
         `sums` also holds computed_tokens, repeated_prefix_tokens and untrained_rows (rows without a trained token).
         """
+        whole_batch = getattr(loss, "whole_batch", False)
         split_groups = not getattr(loss, "whole_groups", False)
-        batches = self._batches(self.model, rows, split_groups=split_groups, share_prefixes=not self.dropout)
+        budget = sum(len(row.token_ids) for row in rows) if whole_batch else self.tokens_per_micro_batch
+        batches = self._batches(self.model, rows, budget, split_groups=split_groups, share_prefixes=not self.dropout)
         total = 0.0
         sums = dict.fromkeys(_OWN_SUMS, 0.0)
         logprobs: list[list[float]] = [[] for _ in rows]
@@ -116,13 +123,36 @@ class LocalEngine:
         self, rows: Sequence[TrainRow], *, model: Literal["policy", "reference"] = "policy", temperature: float = 1.0
     ) -> list[list[float]]:
         """See `protocols.Engine`. Raises `RunError` when a log-prob is not finite."""
+        self._require("logprobs")
+        return self._read(rows, model, temperature)
+
+    def values(self, rows: Sequence[TrainRow]) -> list[list[float]]:
+        """Per row, the scalar head's value before each trained token. Raises `RunError` when one is not finite."""
+        self._require("values")
+        return self._read(rows, "policy", 1.0)
+
+    def _read(self, rows: Sequence[TrainRow], model: Literal["policy", "reference"], temperature: float) -> list[list[float]]:
         result: list[list[float]] = [[] for _ in rows]
         with self._scoring(model) as scored:
-            for batch in self._batches(scored, rows):
-                current, _ = score(scored, batch, temperature=temperature, dtype=self.autocast)
-                _check_logprobs(current, batch, f"the {model}")
+            for batch in self._batches(scored, rows, self.tokens_per_micro_batch):
+                current, _ = self._readout(scored, batch, temperature=temperature, dtype=self.autocast)
+                _check_finite(current, batch, f"the {model}", self.reads)
                 _scatter(batch, current, result)
         return result
+
+    @property
+    def _readout(self) -> Readout:
+        return score if self.reads == "logprobs" else value
+
+    def _require(self, reads: str) -> None:
+        if self.reads != reads:
+            raise ValueError(f"this engine reads {self.reads}, not {reads}")
+
+    def _check_head(self, model: nn.Module) -> None:
+        if self.reads == "logprobs":
+            check_head(model)
+        else:
+            scalar_head(model)
 
     def optimizer_step(self, learning_rate: float) -> OptimizerResult:
         return self.optimizer.step(learning_rate)
@@ -147,9 +177,8 @@ class LocalEngine:
             torch.set_rng_state(torch.tensor(state.generator, dtype=torch.uint8))
 
     def _batches(
-        self, model: nn.Module, rows: Sequence[TrainRow], *, split_groups: bool = True, share_prefixes: bool = True
+        self, model: nn.Module, rows: Sequence[TrainRow], budget: int, *, split_groups: bool = True, share_prefixes: bool = True
     ) -> list[MicroBatch]:
-        budget = self.tokens_per_micro_batch
         if self.refusal_to_pack(model) is not None:
             return pad_rows(rows, tokens_per_micro_batch=budget, split_groups=split_groups, device=self.device)
         return pack(rows, tokens_per_micro_batch=budget, share_prefixes=share_prefixes, split_groups=split_groups, device=self.device)
@@ -157,8 +186,8 @@ class LocalEngine:
     def _backward(self, batch: MicroBatch, loss: LossFunction, temperature: float, *, name: str) -> tuple[float, dict[str, float], Tensor]:
         """-> (loss, sums, log-probs [N]). The graph is gone on return."""
         with mode(self.model, training=self.dropout):
-            current, entropy = score(self.model, batch, temperature=temperature, dtype=self.autocast)
-            _check_logprobs(current, batch, name)
+            current, entropy = self._readout(self.model, batch, temperature=temperature, dtype=self.autocast)
+            _check_finite(current, batch, name, self.reads)
             value, sums = loss(batch.to_rows(current), batch)
             self._check_loss(value, batch, name)
             if value.requires_grad:
@@ -195,9 +224,10 @@ class LocalEngine:
             yield model
 
 
-def _check_logprobs(current: Tensor, batch: MicroBatch, name: str) -> None:
+def _check_finite(current: Tensor, batch: MicroBatch, name: str, reads: str) -> None:
     if not bool(current.isfinite().all()):
-        raise RunError(f"a log-prob of {name} is not finite", where=_rows_of(batch), hint="the weights hold values that are not finite")
+        what = "log-prob" if reads == "logprobs" else "value"
+        raise RunError(f"a {what} of {name} is not finite", where=_rows_of(batch), hint="the weights hold values that are not finite")
 
 
 def _merged(sums: Mapping[str, Tensor], own: dict[str, float]) -> dict[str, float]:

@@ -1,14 +1,19 @@
-"""One micro-batch through a model: from token ids to the log-prob and entropy of each trained token."""
+"""One micro-batch through a model: from token ids to one number per trained token.
+
+The number is the token's log-prob, or, for a model with a scalar head, the head's value at the token before it: the value of what had been
+read when the trained token was about to come. A reward model's score is the value at the last real token, found by its place.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from postgrad.models.attention import attend_with, body, output_head
+from postgrad.models.attention import attend_with, body, output_head, scalar_head
 from postgrad.models.dtype import autocast
 from postgrad.models.heads import selected_logprobs
 from postgrad.models.micro_batch import MicroBatch
@@ -23,6 +28,25 @@ def score(model: nn.Module, batch: MicroBatch, *, temperature: float, dtype: tor
         hidden = hidden_states(model, batch)[batch.source]
         head = output_head(model)
         return selected_logprobs(hidden, head.weight, batch.targets, temperature=temperature, bias=head.bias, scale=head.scale)
+
+
+def value(model: nn.Module, batch: MicroBatch, *, temperature: float, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    """Values [N] of a scalar head (differentiable), fp32, and zeros in the place of entropies. The temperature means nothing here."""
+    device = batch.input_ids.device
+    zeros = torch.zeros(batch.trained_tokens, device=device)
+    if not batch.trained_tokens:
+        return torch.zeros(0, device=device, requires_grad=torch.is_grad_enabled()), zeros
+    with autocast(dtype, device):
+        hidden = hidden_states(model, batch)[batch.source]
+    weight, bias = scalar_head(model)
+    values = torch.nn.functional.linear(hidden.to(weight.dtype), weight, bias).squeeze(1)
+    return values, zeros
+
+
+class Readout(Protocol):
+    """What is read off a micro-batch: (numbers [N], entropies [N])."""
+
+    def __call__(self, model: nn.Module, batch: MicroBatch, *, temperature: float, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]: ...
 
 
 def hidden_states(model: nn.Module, batch: MicroBatch) -> Tensor:

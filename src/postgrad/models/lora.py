@@ -59,8 +59,11 @@ def need_peft() -> None:
         raise RecipeError("adapters need the package peft", where="adapter", hint="pip install 'postgrad[lora]'") from error
 
 
-def attach(model: PreTrainedModel, config: LoraConfigLike, *, seed: int = 0) -> PeftModel:
-    """Put a new adapter on the model: it starts as zero, so the outputs do not change. `seed` fixes its random half."""
+def attach(model: PreTrainedModel, config: LoraConfigLike, *, seed: int = 0, leave_out: Sequence[str] = ()) -> PeftModel:
+    """Put a new adapter on the model: it starts as zero, so the outputs do not change. `seed` fixes its random half.
+
+    `leave_out` names modules that never get one (a scalar head is trained whole).
+    """
     need_peft()
     import torch
     from peft import LoraConfig, get_peft_model
@@ -71,8 +74,9 @@ def attach(model: PreTrainedModel, config: LoraConfigLike, *, seed: int = 0) -> 
         _check_targets(model, targets)
     alpha: Any = alpha_of(config)  # peft's annotation says int; it divides
     peft_config = LoraConfig(
-        r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout, target_modules=targets, bias="none", task_type="CAUSAL_LM"
-    )
+        r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout, target_modules=targets, bias="none",
+        task_type=None if leave_out else "CAUSAL_LM", exclude_modules=list(leave_out) or None,
+    )  # fmt: skip
     with torch.random.fork_rng(), quiet():
         torch.manual_seed(seed)
         return get_peft_model(model, peft_config, adapter_name=ADAPTER)
@@ -220,6 +224,7 @@ def save_adapter(model: PeftModel, folder: Path, *, base_name: str, base_folder:
     folder.mkdir(parents=True, exist_ok=True)
     with quiet():
         state = get_peft_model_state_dict(model, adapter_name=ADAPTER, save_embedding_layers=False)
+    state |= {name: weight for name, weight in model.named_parameters() if weight.requires_grad and "lora_" not in name}
     save_file(
         {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, folder / "adapter_model.safetensors", {"format": "pt"}
     )

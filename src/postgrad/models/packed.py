@@ -2,7 +2,7 @@
 
 1. Rows of one group that start with the same prefix are one unit: prefix + what each row adds.
 2. A unit larger than the budget is split; each part computes the prefix again, which is counted.
-3. First fit, largest unit first. The same rows always give the same micro-batches, and no token is lost: a row longer than the
+3. Best fit, largest unit first. The same rows always give the same micro-batches, and no token is lost: a row longer than the
    budget is a micro-batch of its own.
 """
 
@@ -15,6 +15,7 @@ import torch
 
 from postgrad.models.layout import PackedLayout, Segment
 from postgrad.models.micro_batch import MicroBatch, ModelInput, Placed, build, place
+from postgrad.packing import fill
 from postgrad.types import TrainRow
 
 
@@ -36,7 +37,8 @@ def pack(
         units = [part for unit in units for part in _split(unit, tokens_per_micro_batch)]
     else:
         _check_whole_groups(units)
-    return [_micro_batch(chosen, device) for chosen in _fill(units, tokens_per_micro_batch)]
+    bins = fill([unit.tokens for unit in units], tokens_per_micro_batch)
+    return [_micro_batch([units[index] for index in chosen], device) for chosen in bins]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +92,6 @@ def _split(unit: _Unit, budget: int) -> list[_Unit]:
     units = [_Unit(tuple(part), unit.prefix) for part in parts]
     first = next((number for number, part in enumerate(units) if part.prefix_tokens), 0)
     return [replace(part, repeats=number > first) for number, part in enumerate(units)]
-
-
-def _fill(units: Sequence[_Unit], budget: int) -> list[list[_Unit]]:
-    """First fit, largest unit first."""
-    bins: list[list[_Unit]] = []
-    room: list[int] = []
-    for unit in sorted(units, key=lambda unit: unit.tokens, reverse=True):
-        chosen = next((number for number, left in enumerate(room) if unit.tokens <= left), len(bins))
-        if chosen == len(bins):
-            bins.append([])
-            room.append(budget)
-        bins[chosen].append(unit)
-        room[chosen] -= unit.tokens
-    return bins
 
 
 @dataclass(slots=True)

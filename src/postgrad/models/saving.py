@@ -25,6 +25,7 @@ from postgrad.models.hub import looks_like_id
 from postgrad.models.loading import LanguageModel
 from postgrad.models.lora import base_of, is_peft, merged_weights, save_adapter
 from postgrad.models.quiet import quiet
+from postgrad.models.scalar import is_scalar, set_padding
 from postgrad.models.weights import read_json
 
 if TYPE_CHECKING:
@@ -34,9 +35,17 @@ RECORD = "postgrad.json"
 """Says that `save` wrote the folder: {"postgrad": version, "origin": hub id or null, "base": name, "base_fingerprint": sha256}."""
 
 
-def save(lm: LanguageModel, folder: str | Path, *, dtype: torch.dtype | None = None, facts: Mapping[str, str] | None = None) -> Path:
+def save(
+    lm: LanguageModel,
+    folder: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    facts: Mapping[str, str] | None = None,
+    chat_template: str | None = None,
+) -> Path:
     """Write the model to `folder` and return it.
 
+    chat_template: Jinja text to store with the tokenizer; None or "" = the tokenizer's own.
     dtype: of the stored weights, default fp32 as trained. facts: lines for the model card, e.g. {"Method": "GRPO, 60 steps"}.
     Raises `ModelError` when the folder holds something else or cannot be written; an earlier model there then stays as it was.
     """
@@ -47,6 +56,8 @@ def save(lm: LanguageModel, folder: str | Path, *, dtype: torch.dtype | None = N
         temporary = temporary_beside(target)
         try:
             _write(lm, temporary, dtype, facts or {})
+            if chat_template:
+                (temporary / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
             make_readable(temporary)
             _put_in_place(temporary, target)
         finally:
@@ -77,8 +88,11 @@ def _put_in_place(temporary: Path, target: Path) -> None:
 
 def _write(lm: LanguageModel, folder: Path, dtype: torch.dtype | None, facts: Mapping[str, str]) -> None:
     _write_weights(lm, folder, dtype)
-    _write_generation_config(lm, folder)
     _write_tokenizer(lm, folder)
+    if is_scalar(lm.model):
+        set_padding(folder, lm)
+    else:
+        _write_generation_config(lm, folder)
     if is_peft(lm.model):
         place = {"base_name": lm.base_name, "base_folder": lm.folder, "base_fingerprint": lm.fingerprint}
         save_adapter(lm.model, folder / "adapter", **place)  # type: ignore[arg-type]
@@ -98,7 +112,7 @@ def _write_weights(lm: LanguageModel, folder: Path, dtype: torch.dtype | None) -
     stored = dtype or torch.float32
     weights = {name: tensor.to(stored) if tensor.is_floating_point() else tensor for name, tensor in merged_weights(lm.model).items()}
     base: Any = base_of(lm.model)
-    live = base.config, base.generation_config
+    live = base.config, getattr(base, "generation_config", None)
     base.config, base.generation_config = _clean_config(base.config, stored), GenerationConfig()  # type: ignore[no-untyped-call]
     try:
         with quiet():
@@ -159,20 +173,33 @@ def model_card(lm: LanguageModel, facts: Mapping[str, str]) -> str:
     """README.md of the saved folder, with the front matter that the hub reads. Paths of this machine stay out of it."""
     origin = origin_of(lm)
     base = origin or Path(lm.base_name).name
-    front = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [postgrad]"]
+    scalar = is_scalar(lm.model)
+    tag = "text-classification" if scalar else "text-generation"
+    front = ["library_name: transformers", f"pipeline_tag: {tag}", "tags: [postgrad]"]
     front += [f"base_model: {json.dumps(origin)}"] if origin else []
     ends = ", ".join(f"`{lm.tokenizer.convert_ids_to_tokens(token)}` ({token})" for token in sorted(lm.stop_ids))
     lines = {"Base model": base, **facts, "End tokens": ends, "Trained with": f"postgrad {__version__}"}
     adapter = ["", "`adapter/` holds the LoRA adapter alone, for use on the base model with peft."] if is_peft(lm.model) else []
     title = [f"# A model post-trained from {base}", "", *(f"- {key}: {value}" for key, value in lines.items())]
-    return "\n".join(["---", *front, "---", "", *title, *adapter, "", _USAGE])
+    return "\n".join(
+        [
+            "---",
+            *front,
+            "---",
+            "",
+            *title,
+            *adapter,
+            "",
+            _USAGE.format(kind="AutoModelForSequenceClassification" if scalar else "AutoModelForCausalLM"),
+        ]
+    )
 
 
 _USAGE = """\
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import {kind}, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained(".")
+model = {kind}.from_pretrained(".")
 tokenizer = AutoTokenizer.from_pretrained(".")
 ```
 """

@@ -41,7 +41,7 @@ from postgrad.rollout.state import (
     write_turn,
 )
 from postgrad.rollout.tools import Toolbox, ToolSession
-from postgrad.types import Group, Message, Prompt, Segment, Source, StopReason, ToolResult
+from postgrad.types import Group, Message, Prompt, Segment, Source, StopReason, ToolResult, ToolSpec
 
 if TYPE_CHECKING:
     from postgrad.chat import ChatFormat
@@ -194,7 +194,7 @@ class _Loop:
         if state.prompt.raw_text is not None:
             return Turn(completion, Message("assistant", self.chat.decode(completion.token_ids)), ())
         parsed = self.chat.parse(completion.token_ids)
-        if not self.toolbox and parsed.calls:  # nobody offered tools: what looks like a call is text
+        if not self._shown(state.prompt) and parsed.calls:  # nobody offered tools: what looks like a call is text
             return Turn(completion, Message("assistant", self.chat.decode(completion.token_ids)), ())
         message, calls = numbered(parsed.message, parsed.calls, start=len(state.tool_results))
         return Turn(completion, message, calls)
@@ -236,10 +236,11 @@ class _Loop:
     def _append(self, before: State, state: State, turn: Turn, results: tuple[ToolResult, ...]) -> State:
         """Let the model read the results: TOOL tokens, cut where the token budget ends."""
         answers = tuple(_tool_message(result) for result in results)
-        glue = tuple(self.chat.glue(before.history, turn.message, answers, turn.completion.token_ids, self.toolbox.specs))
+        tools = self._shown(state.prompt)
+        glue = tuple(self.chat.glue(before.history, turn.message, answers, turn.completion.token_ids, tools))
         state = replace(state, history=state.history + answers, messages=state.messages + answers)
-        rendered = tuple(self.chat.prompt_ids(state.history, self.toolbox.specs))
-        rewritten = self._rewritten((*before.history, turn.message), rendered)
+        rendered = tuple(self.chat.prompt_ids(state.history, tools))
+        rewritten = self._rewritten((*before.history, turn.message), rendered, tools)
         state = replace(state, rewrites=state.rewrites + rewritten)
         if rewritten and self.config.history == "fork":
             return self._fork(state, glue, rendered)
@@ -262,19 +263,23 @@ class _Loop:
         )
         return forked if room(forked, self.config) > 0 else replace(self._extend(state, glue), stop=StopReason.TOTAL_TOKENS)
 
-    def _rewritten(self, history: Sequence[Message], rendered: Sequence[int]) -> bool:
+    def _rewritten(self, history: Sequence[Message], rendered: Sequence[int], tools: Sequence[ToolSpec]) -> bool:
         """True when the template, rendering the next prompt, no longer starts with what it printed while the last turn was the last.
 
         Texts are compared, not ids: the same text may be split into other tokens where two pieces meet.
         """
         try:
-            printed = self.chat.last_turn(history, self.toolbox.specs)
+            printed = self.chat.last_turn(history, tools)
         except DataError:  # the template has no way to print this turn as the model saw it, such as its reasoning
             return True
         end = max(place for place, source in enumerate(printed.source) if source == "assistant") + 1
         return not self.chat.decode_raw(rendered).startswith(self.chat.decode_raw(printed.token_ids[:end]))
 
     # ---- before and after
+
+    def _shown(self, prompt: Prompt) -> tuple[ToolSpec, ...]:
+        """The tools a prompt describes: the run's, and those that only this row brings (calling one of these is an unknown tool)."""
+        return (*self.toolbox.specs, *prompt.tools)
 
     def _prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
         ids = self._encoded(prompt)
@@ -286,7 +291,7 @@ class _Loop:
 
     def _encoded(self, prompt: Prompt) -> tuple[int, ...]:
         if prompt.raw_text is None:
-            return tuple(self.chat.prompt_ids(prompt.messages, self.toolbox.specs))
+            return tuple(self.chat.prompt_ids(prompt.messages, self._shown(prompt)))
         if self.toolbox:
             hint = "write the prompts as messages: results are put between turns by the chat template"
             raise DataError("tools need prompts that are conversations, and this one is plain text", where=prompt.row, hint=hint)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from postgrad.types import Group, Message, Prompt, Rollout, Segment, Source, StopReason, ToolCall, ToolResult
+from postgrad.types import Group, Message, Prompt, Rollout, Segment, Source, StopReason, ToolCall, ToolResult, ToolSpec
 
 Json = dict[str, Any]
 
@@ -59,11 +59,18 @@ def _prompt_to_json(prompt: Prompt) -> Json:
         "messages": _messages_to_json(prompt.messages),
         "columns": dict(prompt.columns),
         "raw_text": prompt.raw_text,
+        "tools": [tool.to_json() for tool in prompt.tools],
     }
 
 
 def _prompt_from_json(data: Mapping[str, Any]) -> Prompt:
-    return Prompt(data["row"], _messages_from_json(data["messages"]), data["columns"], data["raw_text"])
+    tools = tuple(_tool_from_json(item) for item in data.get("tools", ()))
+    return Prompt(data["row"], _messages_from_json(data["messages"]), data["columns"], data["raw_text"], tools)
+
+
+def _tool_from_json(data: Json) -> ToolSpec:
+    function = data["function"]
+    return ToolSpec(function["name"], function["description"], function["parameters"])
 
 
 def _row_to_json(row: Sequence[Segment]) -> list[Json]:

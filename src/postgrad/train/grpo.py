@@ -108,7 +108,7 @@ def clip_counts(settings: LossSettings, ratio: Tensor, advantages: Tensor, mask:
 
 @dataclass(frozen=True)
 class GRPOParts:
-    """What a GRPO run is made of; `run.build_grpo` makes it from a recipe."""
+    """What a GRPO run is made of; `build.build_grpo` makes it from a recipe."""
 
     policy: Policy
     engine: Engine

@@ -100,10 +100,18 @@ class PromptData(Data):
 
 
 class SFTBatch(Section):
-    rows: PositiveInt = 8
-    """Rows of one optimizer step."""
+    rows: PositiveInt | None = None
+    """Rows of one optimizer step; left out with `tokens` left out = 8."""
+    tokens: PositiveInt | None = None
+    """Fill each step with whole rows up to this many tokens, instead of a number of rows. No row is ever split."""
     tokens_per_micro_batch: PositiveInt = 4096
     """Tokens computed at once: memory, not mathematics."""
+
+    @model_validator(mode="after")
+    def _one_size(self) -> SFTBatch:
+        if self.rows is not None and self.tokens is not None:
+            raise _refuse("tokens", "set rows or tokens, not both")
+        return self
 
 
 class GRPOBatch(Section):
@@ -205,6 +213,94 @@ class GRPOLoss(Section):
         return self
 
 
+class PairData(Data):
+    max_length: PositiveInt = 1024
+    """Longest side of a pair, prompt included, in tokens."""
+    overlong: Literal["drop", "cut", "error"] = "drop"
+    """What happens to a longer pair. A cut answer is never given an end token."""
+
+
+class PairBatch(Section):
+    pairs: PositiveInt = 8
+    """Pairs (or labelled answers) of one optimizer step."""
+    tokens_per_micro_batch: PositiveInt = 4096
+    """Tokens computed at once: memory, not mathematics."""
+
+
+class RewardLoss(Section):
+    center_coef: NonNegative = 0.0
+    """Weight of (r_chosen + r_rejected)², which holds the scores around 0; 0.01 is usual."""
+
+
+class DPOLoss(Section):
+    kind: str | dict[str, Finite] = "sigmoid"
+    """A loss, or several with weights, e.g. {sigmoid: 0.8, bco_pair: 0.2, sft: 1.0}; see `train/dpo.py`. kto takes labelled answers."""
+    beta: Positive = 0.1
+    """How closely the policy is held to the reference."""
+    label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.0
+    """Share of the labels believed to be flipped; read by sigmoid, robust, exo_pair (which needs it), aot, aot_unpaired."""
+    divergence: Literal["reverse_kl", "forward_kl", "js"] = "reverse_kl"
+    length_alpha: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
+    """Weight of the tokens beyond the other answer's length (LD-DPO); 1 = all tokens count alike."""
+    gamma: Finite = 1.0
+    """simpo's margin."""
+    desirable_weight: Positive = 1.0
+    """kto's weight of desirable answers."""
+    undesirable_weight: Positive = 1.0
+    """kto's weight of undesirable answers."""
+    reference: Literal["live", "precomputed"] = "live"
+    """live: a frozen copy (or the adapter switched off) is computed in every step. precomputed: its log-probs are made once, and kept."""
+
+    @property
+    def kinds(self) -> dict[str, float]:
+        return {self.kind: 1.0} if isinstance(self.kind, str) else dict(self.kind)
+
+    @property
+    def needs_reference(self) -> bool:
+        return not set(self.kinds) <= set(REFERENCE_FREE_LOSSES)
+
+    @model_validator(mode="after")
+    def _known(self) -> DPOLoss:
+        known = (*PAIR_LOSSES, *REFERENCE_FREE_LOSSES, "kto")
+        unknown = next((kind for kind in self.kinds if kind not in known), None)
+        if unknown is not None:
+            raise _refuse("kind", f"unknown loss {unknown!r}; known are {', '.join(known)}")
+        if not self.kinds or ("kto" in self.kinds and len(self.kinds) > 1):
+            raise _refuse("kind", "kto learns from single answers and stands alone; name at least one loss")
+        if set(self.kinds) == {"sft"}:
+            raise _refuse("kind", "sft alone is method: sft")
+        self._refuse_unread()
+        return self
+
+    def _refuse_unread(self) -> None:
+        """A key that no chosen loss reads would do nothing."""
+        read = {
+            "label_smoothing": ("sigmoid", "robust", "exo_pair", "aot", "aot_unpaired"),
+            "divergence": ("sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop"),
+            "gamma": ("simpo",),
+            "desirable_weight": ("kto",),
+            "undesirable_weight": ("kto",),
+            "length_alpha": (*PAIR_LOSSES, "simpo", "cpo", "orpo"),
+        }
+        for key, kinds in read.items():
+            if getattr(self, key) != type(self).model_fields[key].default and not set(self.kinds) & set(kinds):
+                raise _refuse(key, f"is read by {', '.join(kinds[:8])}, not by {' or '.join(self.kinds)}")
+        for key in ("label_smoothing", "divergence"):
+            if getattr(self, key) != type(self).model_fields[key].default and (
+                others := set(self.kinds) & set(PAIR_LOSSES) - set(read[key])
+            ):
+                raise _refuse(key, f"is not read by {', '.join(sorted(others))}")
+        if "exo_pair" in self.kinds and self.label_smoothing == 0.0:
+            raise _refuse("label_smoothing", "exo_pair compares with the labels 1 - ε and ε: it must be above 0 (1e-3 is usual)")
+
+
+PAIR_LOSSES = (
+    "sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "aot",
+    "aot_unpaired", "discopop",
+)  # fmt: skip
+REFERENCE_FREE_LOSSES = ("simpo", "cpo", "orpo", "sft")
+
+
 class Evaluation(Section):
     every: PositiveInt | None = None
     """Evaluate after every this many steps; left out = only before the first and after the last step."""
@@ -243,7 +339,7 @@ class Base(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the computation; the trained weights are always float32."""
     chat_template: str | None = None
-    """A built-in template's name (chatml) or Jinja text, instead of the tokenizer's own."""
+    """A built-in template's name (chatml, qwen, llama3, mistral, gemma) or Jinja text, instead of the tokenizer's own."""
     tool_protocol: Literal["auto", "template", "text"] = "auto"
     """How calls are written: as the chat template does, or as `<tool_call>` JSON in the text; auto = the template's where it has one."""
     adapter: Adapter | None = None
@@ -266,6 +362,14 @@ class SFTRecipe(Base):
     evaluation: SFTEvaluation = SFTEvaluation()
     tools: list[str] = []
     """Tools named in the system prompt of conversations that bring no `tools` column of their own."""
+
+    @model_validator(mode="after")
+    def _rows_fit(self) -> SFTRecipe:
+        if self.batch.tokens is not None and self.batch.tokens < self.data.max_length:
+            raise _refuse(
+                "batch.tokens", f"a row may have data.max_length = {self.data.max_length} tokens and is never split: at least that"
+            )
+        return self
 
 
 class GRPORecipe(Base):
@@ -298,8 +402,33 @@ class GRPORecipe(Base):
         return self
 
 
-Recipe = SFTRecipe | GRPORecipe
-METHODS: dict[str, type[SFTRecipe] | type[GRPORecipe]] = {"sft": SFTRecipe, "grpo": GRPORecipe}
+class RewardRecipe(Base):
+    """A scalar head learns which of two answers is preferred."""
+
+    method: Literal["reward"]
+    data: PairData
+    batch: PairBatch = PairBatch()
+    loss: RewardLoss = RewardLoss()
+    evaluation: SFTEvaluation = SFTEvaluation()
+
+
+class DPORecipe(Base):
+    """The policy learns from preferences directly."""
+
+    method: Literal["dpo"]
+    data: PairData
+    batch: PairBatch = PairBatch()
+    loss: DPOLoss = DPOLoss()
+    evaluation: SFTEvaluation = SFTEvaluation()
+
+
+Recipe = SFTRecipe | RewardRecipe | DPORecipe | GRPORecipe
+METHODS: dict[str, type[SFTRecipe] | type[RewardRecipe] | type[DPORecipe] | type[GRPORecipe]] = {
+    "sft": SFTRecipe,
+    "reward": RewardRecipe,
+    "dpo": DPORecipe,
+    "grpo": GRPORecipe,
+}
 
 
 class Pipeline(Section):

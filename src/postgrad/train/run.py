@@ -10,29 +10,18 @@ run(load_recipe(Path("recipe.yaml")))
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from postgrad.data import Work
 from postgrad.errors import CheckpointError
-from postgrad.models.sampler import LocalSampler
-from postgrad.rewards.load import LoadedReward
 from postgrad.rewards.score import Scorer
-from postgrad.rollout.tools import Toolbox, load_tools
+from postgrad.rollout.tools import load_tools
 from postgrad.train import setup
-from postgrad.train.evaluate import Evaluation, Evaluator
-from postgrad.train.grpo import GRPO, GRPOParts
-from postgrad.train.loop import Method, Reporter, SilentReporter, fit
-from postgrad.train.notes import grpo_notes
-from postgrad.train.presets import loss_settings
-from postgrad.train.recipe import GRPORecipe, Pipeline, Recipe, SFTRecipe
+from postgrad.train.build import build, make_evaluator, sampler_progress
+from postgrad.train.evaluate import Evaluation
+from postgrad.train.loop import Reporter, SilentReporter, fit
+from postgrad.train.recipe import GRPORecipe, Pipeline, Recipe
 from postgrad.train.recipe_file import LoadedRecipe, parse_recipe
-from postgrad.train.recorder import Recorder
-from postgrad.train.run_directory import RunDirectory, open_pipeline, open_run
-from postgrad.train.sft import SFT
-from postgrad.types import Prompt
+from postgrad.train.run_directory import open_pipeline, open_run
 
 
 def run(loaded: LoadedRecipe, reporter: Reporter | None = None, *, overwrite: bool = False) -> Path:
@@ -107,88 +96,6 @@ def _run_one(recipe: Recipe, loaded: LoadedRecipe, reporter: Reporter, *, name: 
         directory.check_inputs(setup.input_hashes(recipe, loaded.base))
         with build(recipe, loaded.base, directory, reporter) as built:
             return fit(built.method, directory, recipe, reporter, name=name, notes=built.notes)
-
-
-@dataclass(frozen=True)
-class Built:
-    """A method that is ready to step, and what the user should know before it does."""
-
-    method: Method
-    notes: Sequence[str]
-
-
-@contextmanager
-def build(recipe: Recipe, base: Path, directory: RunDirectory, reporter: Reporter) -> Iterator[Built]:
-    """Load everything the recipe names. Worker processes of the rewards end with the block."""
-    if isinstance(recipe, SFTRecipe):
-        yield build_sft(recipe, base, reporter)
-        return
-    with ExitStack() as stack:
-        yield build_grpo(recipe, base, directory, reporter, stack)
-
-
-def build_sft(recipe: SFTRecipe, base: Path, reporter: Reporter) -> Built:
-    policy = setup.load_policy(recipe)
-    data = setup.load_sft(recipe, policy, base, work=reading(reporter))
-    engine = setup.make_engine(recipe, policy, with_reference=False)
-    return Built(SFT(recipe, policy, engine, data.train, data.heldout[: recipe.evaluation.rows]), data.notes)
-
-
-def reading(reporter: Reporter) -> Work:
-    return Work(progress=lambda share, rows: reporter.working(f"reading, {100 * share:.0f} %", rows))
-
-
-def sampler_progress(reporter: Reporter) -> Callable[[int, int], None]:
-    return lambda tokens, live: reporter.working(f"sampling, {live} rollouts going on", tokens)
-
-
-def make_evaluator(
-    recipe: GRPORecipe,
-    policy: setup.Policy,
-    sampler: LocalSampler,
-    toolbox: Toolbox,
-    scorer: Scorer,
-    rewards: Sequence[LoadedReward],
-    prompts: Sequence[Prompt],
-) -> Evaluator:
-    setup.check_reward_columns(rewards, prompts)
-    return Evaluator(
-        sampler=sampler,
-        chat=policy.chat,
-        toolbox=toolbox,
-        rollout=setup.rollout_config(recipe.rollout, sampler, samples=recipe.evaluation.samples),
-        params=setup.sampling_params(recipe.rollout, policy.chat, temperature=recipe.evaluation.temperature),
-        scorer=scorer,
-        prompts=prompts,
-        seed=recipe.seed,
-    )
-
-
-def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
-    toolbox = load_tools(recipe.tools, base)
-    rewards = setup.load_recipe_rewards(recipe, base)
-    policy = setup.load_policy(recipe)
-    data = setup.load_prompts(recipe, policy, base, toolbox=toolbox, work=reading(reporter))
-    setup.check_reward_columns(rewards, data.train)
-    scorer = stack.enter_context(Scorer(rewards))
-    sampler = policy.sampler(max_batch=recipe.sampler.max_batch, progress=sampler_progress(reporter))
-    evaluator = None
-    if data.heldout:
-        prompts = data.heldout[: recipe.evaluation.rows]
-        evaluator = make_evaluator(recipe, policy, sampler, toolbox, scorer, rewards, prompts)
-    parts = GRPOParts(
-        policy=policy,
-        engine=setup.make_engine(recipe, policy, with_reference=recipe.loss.kl_coef > 0),
-        sampler=sampler,
-        params=setup.sampling_params(recipe.rollout, policy.chat),
-        toolbox=toolbox,
-        rollout=setup.rollout_config(recipe.rollout, sampler),
-        scorer=scorer,
-        prompts=data.train,
-        evaluator=evaluator,
-        record=Recorder(directory, reporter, rewards, loss_settings(recipe.loss, recipe.rollout).scale),
-    )
-    return Built(GRPO(recipe, parts), [*data.notes, *grpo_notes(recipe, rewards, policy)])
 
 
 def evaluate(

@@ -9,21 +9,36 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from postgrad.chat.format import ChatFormat
-from postgrad.data import DEFAULT_WORK, Cache, DataReport, RowSource, Work, load_rows, prepare_prompts, prepare_sft
+from postgrad.data import (
+    DEFAULT_WORK,
+    Cache,
+    DataReport,
+    LabelledAnswer,
+    Pair,
+    RowSource,
+    Work,
+    load_rows,
+    prepare_preferences,
+    prepare_prompts,
+    prepare_sft,
+    prepare_unpaired,
+)
 from postgrad.errors import RecipeError
 from postgrad.models.engine import LocalEngine, OptimizerConfig
 from postgrad.models.loading import LanguageModel, load
 from postgrad.models.reference import reference_of
 from postgrad.models.sampler import LocalSampler
 from postgrad.models.saving import save
+from postgrad.models.scalar import load_scalar
 from postgrad.protocols import SamplingParams
 from postgrad.rewards.load import LoadedReward, check_columns, load_rewards
 from postgrad.rollout import RolloutConfig
 from postgrad.rollout.tools import Toolbox, load_tools
 from postgrad.train.datasets import Dataset, dataset, file_names, open_file, open_rows
-from postgrad.train.recipe import Base, GRPORecipe, Recipe, Rollout, SFTRecipe
+from postgrad.train.recipe import Base, DPORecipe, GRPORecipe, Recipe, RewardRecipe, Rollout, SFTRecipe
 from postgrad.types import Prompt, TrainRow
 
 
@@ -35,7 +50,8 @@ class Policy:
     chat: ChatFormat
 
     def export(self, folder: Path, facts: Mapping[str, str]) -> None:
-        save(self.model, folder, facts=facts)
+        """Writes the model with the chat template it was trained with."""
+        save(self.model, folder, facts=facts, chat_template=self.chat.template_source)
 
     def sampler(self, *, max_batch: int = 256, progress: Callable[[int, int], None] | None = None) -> LocalSampler:
         """A sampler over the live weights, computing in the precision that the trainer computes in."""
@@ -51,14 +67,22 @@ def load_frozen_policy(model: str, recipe: Base | None = None) -> Policy:
     return _policy(load(model, dtype=recipe.dtype if recipe else "auto", trainable=False), recipe)
 
 
+def load_scalar_policy(recipe: Base) -> Policy:
+    """A model with a scalar head, for reward models."""
+    return _policy(load_scalar(recipe.model, adapter=recipe.adapter, dtype=recipe.dtype, seed=recipe.seed), recipe)
+
+
 def _policy(model: LanguageModel, recipe: Base | None) -> Policy:
     if recipe is None:
-        return Policy(model, ChatFormat(model.tokenizer, stop_ids=model.stop_ids))
+        chat = ChatFormat(model.tokenizer, stop_ids=model.stop_ids)
+        chat.require_end()
+        return Policy(model, chat)
     chat = ChatFormat(model.tokenizer, stop_ids=model.stop_ids, tool_protocol=recipe.tool_protocol, template=recipe.chat_template)
+    chat.require_end()
     return Policy(model, chat)
 
 
-def make_engine(recipe: Recipe, policy: Policy, *, with_reference: bool) -> LocalEngine:
+def make_engine(recipe: Recipe, policy: Policy, *, with_reference: bool, reads: Literal["logprobs", "values"] = "logprobs") -> LocalEngine:
     """The engine of a run. The reference is made here, before any checkpoint is restored: it is the policy at the start."""
     optimizer = recipe.optimizer
     return LocalEngine(
@@ -68,7 +92,9 @@ def make_engine(recipe: Recipe, policy: Policy, *, with_reference: bool) -> Loca
         autocast=policy.model.autocast,
         optimizer=OptimizerConfig(betas=optimizer.betas, eps=optimizer.eps, weight_decay=optimizer.weight_decay),
         max_grad_norm=optimizer.max_grad_norm,
-        dropout=recipe.method == "sft",  # with dropout the ratio of GRPO would not be 1 on the sampled policy
+        dropout=recipe.method
+        in ("sft", "reward"),  # elsewhere log-probs are compared: with dropout policy and reference would differ at the start
+        reads=reads,
     )
 
 
@@ -85,6 +111,48 @@ def load_sft(recipe: SFTRecipe, policy: Policy, base: Path, *, work: Work = DEFA
         return data.rows, data.report
 
     return dataset(train, heldout, prepare, seed=recipe.seed)
+
+
+def load_pairs(recipe: RewardRecipe | DPORecipe, policy: Policy, base: Path, *, work: Work = DEFAULT_WORK) -> Dataset[Pair]:
+    """Training and held-out preference pairs."""
+    train, heldout = open_rows(recipe, base)
+
+    def prepare(rows: RowSource) -> tuple[Sequence[Pair], DataReport]:
+        data = prepare_preferences(
+            rows, policy.chat, max_length=recipe.data.max_length, overlong=recipe.data.overlong, text_prompts=recipe.data.text_prompts,
+            work=work, cache=Cache(),
+        )  # fmt: skip
+        return data.pairs, data.report
+
+    return dataset(train, heldout, prepare, seed=recipe.seed)
+
+
+def load_answers(recipe: DPORecipe, policy: Policy, base: Path, *, work: Work = DEFAULT_WORK) -> Dataset[LabelledAnswer]:
+    """Training and held-out labelled answers; a file of pairs gives two of each."""
+    train, heldout = open_rows(recipe, base)
+    if train.format == "preference":
+        pairs = load_pairs(recipe, policy, base, work=work)
+        return Dataset(
+            as_answers(pairs.train), as_answers(pairs.heldout), [*pairs.notes, "each pair became a desirable and an undesirable answer"]
+        )
+
+    def prepare(rows: RowSource) -> tuple[Sequence[LabelledAnswer], DataReport]:
+        data = prepare_unpaired(
+            rows, policy.chat, max_length=recipe.data.max_length, overlong=recipe.data.overlong, text_prompts=recipe.data.text_prompts,
+            work=work, cache=Cache(),
+        )  # fmt: skip
+        return data.answers, data.report
+
+    return dataset(train, heldout, prepare, seed=recipe.seed)
+
+
+def as_answers(pairs: Sequence[Pair]) -> list[LabelledAnswer]:
+    """Each pair as a desirable and an undesirable answer."""
+    return [
+        LabelledAnswer(pair.name, pair.prompt_ids, answer, label)
+        for pair in pairs
+        for answer, label in ((pair.chosen, True), (pair.rejected, False))
+    ]
 
 
 def load_prompts(recipe: GRPORecipe, policy: Policy, base: Path, *, toolbox: Toolbox, work: Work = DEFAULT_WORK) -> Dataset[Prompt]:
@@ -152,6 +220,7 @@ def sampling_params(rollout: Rollout, chat: ChatFormat, *, temperature: float | 
 def input_hashes(recipe: Recipe, base: Path) -> dict[str, str]:
     """sha256 of every local file that the run's numbers depend on: data, reward files, tool files."""
     rewards = recipe.rewards if isinstance(recipe, GRPORecipe) else []
-    code = [*recipe.tools, *(reward.use for reward in rewards)]
+    tools = recipe.tools if isinstance(recipe, SFTRecipe | GRPORecipe) else []
+    code = [*tools, *(reward.use for reward in rewards)]
     paths = {*file_names(recipe.data), *(item.split(":")[0] for item in code)}
     return {name: hashlib.sha256((base / name).read_bytes()).hexdigest() for name in sorted(paths) if (base / name).is_file()}

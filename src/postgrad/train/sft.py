@@ -17,11 +17,13 @@ from postgrad.errors import DataError
 from postgrad.formulas import token_mean
 from postgrad.protocols import BackwardResult, Engine, LossFunction, Rows
 from postgrad.train.loop import Timer
-from postgrad.train.order import positions_in_run, row_at
+from postgrad.train.order import Batches, CountedBatches, FilledBatches
 from postgrad.train.recipe import SFTRecipe
 from postgrad.train.schedule import learning_rate
 from postgrad.train.setup import Policy
 from postgrad.types import TrainRow
+
+DEFAULT_ROWS = 8
 
 
 def sft_loss(trained_tokens: float) -> LossFunction:
@@ -31,6 +33,20 @@ def sft_loss(trained_tokens: float) -> LossFunction:
         return token_mean(-logprobs, rows.mask, denominator=trained_tokens), {}
 
     return loss
+
+
+def batches_of(recipe: SFTRecipe, train: Sequence[TrainRow]) -> Batches:
+    """Which rows each step takes: a number of them, or as many as fit into a number of tokens."""
+    seed, shuffle, steps, epochs = recipe.seed, recipe.data.shuffle, recipe.max_steps, recipe.epochs
+    if recipe.batch.tokens is None:
+        return CountedBatches(len(train), recipe.batch.rows or DEFAULT_ROWS, seed, shuffle, steps, epochs)
+    return FilledBatches([len(row.token_ids) for row in train], recipe.batch.tokens, seed, shuffle, steps, epochs)
+
+
+def batch_notes(batches: Batches) -> list[str]:
+    if not isinstance(batches, FilledBatches):
+        return []
+    return [f"steps of at most {batches.tokens} tokens hold {100 * batches.fullness():.1f} % of that in whole rows; no row is split"]
 
 
 class SFT:
@@ -44,13 +60,11 @@ class SFT:
         self.recipe, self.policy, self.engine = recipe, policy, engine
         self.train, self.heldout = train, heldout
         self.timer = Timer()
-        self.total_steps, self.total_rows = positions_in_run(
-            size=len(train), epochs=recipe.epochs, per_step=recipe.batch.rows, max_steps=recipe.max_steps
-        )
-        self.drawn = 0
+        self.batches = batches_of(recipe, train)
+        self.total_steps = self.batches.steps
 
     def step(self, step: int) -> dict[str, float]:
-        batch = self._draw()  # ①
+        batch = [self.train[index] for index in self.batches.batch(step)]  # ①
         with self.timer.part("train"):
             result = self._backward(batch)  # ②
             update = self.engine.optimizer_step(learning_rate(step, self.total_steps, self.recipe.optimizer))  # ③
@@ -60,17 +74,10 @@ class SFT:
             "entropy": result.sums["entropy"] / tokens,
             "grad_norm": update.grad_norm,
             "learning_rate": update.learning_rate,
-            "epoch": self.drawn / len(self.train),
+            "epoch": self.batches.epoch(step),
             "trained_tokens": tokens,
             "num_tokens": float(sum(len(row.token_ids) for row in batch)),
         } | self.timer.take()
-
-    def _draw(self) -> list[TrainRow]:
-        count = min(self.recipe.batch.rows, self.total_rows - self.drawn)
-        positions = range(self.drawn, self.drawn + count)
-        self.drawn += count
-        size, seed, shuffle = len(self.train), self.recipe.seed, self.recipe.data.shuffle
-        return [self.train[row_at(position, size=size, seed=seed, shuffle=shuffle)] for position in positions]
 
     def _backward(self, batch: Sequence[TrainRow]) -> BackwardResult:
         trained = self.engine.global_sum(float(sum(row.trained_tokens for row in batch)))
@@ -90,10 +97,11 @@ class SFT:
         return {"eval/loss": -sum(sum(row) for row in logprobs) / tokens, "eval/trained_tokens": float(tokens)}
 
     def state(self) -> dict[str, Any]:
-        return {"drawn": self.drawn}
+        """Nothing: which rows a step takes follows from its number."""
+        return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self.drawn = int(state["drawn"])
+        pass
 
     def export(self, folder: Path) -> None:
         self.policy.export(folder, {"Method": f"SFT, {self.total_steps} steps", "Notes": self.recipe.notes})

@@ -1,0 +1,150 @@
+"""Builds a method from a recipe: loads everything it names, in the order in which faults are cheapest to find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from postgrad.data import Pair, Work
+from postgrad.models.sampler import LocalSampler
+from postgrad.rewards.load import LoadedReward
+from postgrad.rewards.score import Scorer
+from postgrad.rollout.tools import Toolbox, load_tools
+from postgrad.train import setup
+from postgrad.train.dpo import DPO
+from postgrad.train.evaluate import Evaluator
+from postgrad.train.grpo import GRPO, GRPOParts
+from postgrad.train.kto import KTO
+from postgrad.train.loop import Method, Reporter
+from postgrad.train.notes import grpo_notes
+from postgrad.train.presets import loss_settings
+from postgrad.train.recipe import DPORecipe, GRPORecipe, Recipe, RewardRecipe, SFTRecipe
+from postgrad.train.recorder import Recorder
+from postgrad.train.reference_logprobs import precomputed
+from postgrad.train.reward_model import RewardModelling
+from postgrad.train.run_directory import RunDirectory
+from postgrad.train.sft import SFT, batch_notes
+from postgrad.types import Prompt
+
+
+@dataclass(frozen=True)
+class Built:
+    """A method that is ready to step, and what the user should know before it does."""
+
+    method: Method
+    notes: Sequence[str]
+
+
+@contextmanager
+def build(recipe: Recipe, base: Path, directory: RunDirectory, reporter: Reporter) -> Iterator[Built]:
+    """Load everything the recipe names. Worker processes of the rewards end with the block."""
+    with ExitStack() as stack:
+        if isinstance(recipe, SFTRecipe):
+            yield build_sft(recipe, base, reporter)
+        elif isinstance(recipe, RewardRecipe):
+            yield build_reward_model(recipe, base, reporter)
+        elif isinstance(recipe, DPORecipe):
+            yield build_dpo(recipe, base, reporter)
+        else:
+            yield build_grpo(recipe, base, directory, reporter, stack)
+
+
+def build_sft(recipe: SFTRecipe, base: Path, reporter: Reporter) -> Built:
+    policy = setup.load_policy(recipe)
+    data = setup.load_sft(recipe, policy, base, work=reading(reporter))
+    engine = setup.make_engine(recipe, policy, with_reference=False)
+    method = SFT(recipe, policy, engine, data.train, data.heldout[: recipe.evaluation.rows])
+    return Built(method, [*data.notes, *batch_notes(method.batches)])
+
+
+def build_reward_model(recipe: RewardRecipe, base: Path, reporter: Reporter) -> Built:
+    policy = setup.load_scalar_policy(recipe)
+    data = setup.load_pairs(recipe, policy, base, work=reading(reporter))
+    engine = setup.make_engine(recipe, policy, with_reference=False, reads="values")
+    heldout = data.heldout[: recipe.evaluation.rows]
+    return Built(RewardModelling(recipe, policy, engine, data.train, heldout, reporter.note), data.notes)
+
+
+def build_dpo(recipe: DPORecipe, base: Path, reporter: Reporter) -> Built:
+    policy = setup.load_policy(recipe)
+    if "kto" in recipe.loss.kinds:
+        answers = setup.load_answers(recipe, policy, base, work=reading(reporter))
+        engine = setup.make_engine(recipe, policy, with_reference=True)
+        return Built(KTO(recipe, policy, engine, answers.train, answers.heldout[: recipe.evaluation.rows], reporter.note), answers.notes)
+    data = setup.load_pairs(recipe, policy, base, work=reading(reporter))
+    heldout = data.heldout[: recipe.evaluation.rows]
+    once = recipe.loss.needs_reference and recipe.loss.reference == "precomputed"
+    engine = setup.make_engine(recipe, policy, with_reference=recipe.loss.needs_reference and not once)
+
+    def known(pairs: Sequence[Pair]) -> list[tuple[list[float], list[float]]] | None:
+        return precomputed(pairs, policy, engine, progress=reporter.working) if once else None
+
+    method = DPO(
+        recipe, policy, engine, data.train, heldout, reference=known(data.train), heldout_reference=known(heldout), note=reporter.note
+    )
+    return Built(method, [*data.notes, *dpo_notes(recipe)])
+
+
+def dpo_notes(recipe: DPORecipe) -> list[str]:
+    if recipe.loss.kinds.keys() & {"sigmoid"} and recipe.loss.needs_reference:
+        return ["the loss starts at ln 2 = 0.693, where policy and reference are the same; it falls below that, never below 0"]
+    return []
+
+
+def reading(reporter: Reporter) -> Work:
+    return Work(progress=lambda share, rows: reporter.working(f"reading, {100 * share:.0f} %", rows))
+
+
+def sampler_progress(reporter: Reporter) -> Callable[[int, int], None]:
+    return lambda tokens, live: reporter.working(f"sampling, {live} rollouts going on", tokens)
+
+
+def make_evaluator(
+    recipe: GRPORecipe,
+    policy: setup.Policy,
+    sampler: LocalSampler,
+    toolbox: Toolbox,
+    scorer: Scorer,
+    rewards: Sequence[LoadedReward],
+    prompts: Sequence[Prompt],
+) -> Evaluator:
+    setup.check_reward_columns(rewards, prompts)
+    return Evaluator(
+        sampler=sampler,
+        chat=policy.chat,
+        toolbox=toolbox,
+        rollout=setup.rollout_config(recipe.rollout, sampler, samples=recipe.evaluation.samples),
+        params=setup.sampling_params(recipe.rollout, policy.chat, temperature=recipe.evaluation.temperature),
+        scorer=scorer,
+        prompts=prompts,
+        seed=recipe.seed,
+    )
+
+
+def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
+    toolbox = load_tools(recipe.tools, base)
+    rewards = setup.load_recipe_rewards(recipe, base)
+    policy = setup.load_policy(recipe)
+    data = setup.load_prompts(recipe, policy, base, toolbox=toolbox, work=reading(reporter))
+    setup.check_reward_columns(rewards, data.train)
+    scorer = stack.enter_context(Scorer(rewards))
+    sampler = policy.sampler(max_batch=recipe.sampler.max_batch, progress=sampler_progress(reporter))
+    evaluator = None
+    if data.heldout:
+        prompts = data.heldout[: recipe.evaluation.rows]
+        evaluator = make_evaluator(recipe, policy, sampler, toolbox, scorer, rewards, prompts)
+    parts = GRPOParts(
+        policy=policy,
+        engine=setup.make_engine(recipe, policy, with_reference=recipe.loss.kl_coef > 0),
+        sampler=sampler,
+        params=setup.sampling_params(recipe.rollout, policy.chat),
+        toolbox=toolbox,
+        rollout=setup.rollout_config(recipe.rollout, sampler),
+        scorer=scorer,
+        prompts=data.train,
+        evaluator=evaluator,
+        record=Recorder(directory, reporter, rewards, loss_settings(recipe.loss, recipe.rollout).scale),
+    )
+    return Built(GRPO(recipe, parts), [*data.notes, *grpo_notes(recipe, rewards, policy)])

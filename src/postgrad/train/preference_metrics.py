@@ -1,0 +1,93 @@
+"""What a preference run logs, and what its numbers mean: said once, when it shows.
+
+Finding D1: both log-probs fall while the margin rises; the loss is stuck at ln 2; the preference is saturated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from postgrad import formulas
+from postgrad.protocols import BackwardResult
+from postgrad.train.recipe import DPOLoss
+from postgrad.train.statistics import wilson
+from postgrad.types import TrainRow
+
+WINDOW = 20
+"""Steps whose means the findings look at."""
+LN2 = math.log(2.0)
+PAIR_SUMS = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected")
+
+
+def step_metrics(result: BackwardResult, count: int) -> dict[str, float]:
+    """Means over the pairs (or answers) of a step."""
+    means = {name: result.sums[name] / count for name in PAIR_SUMS if name in result.sums}
+    return {"loss": result.loss, "entropy": result.sums["entropy"] / max(result.sums["tokens"], 1.0)} | means
+
+
+def evaluation_metrics(rows: Sequence[TrainRow], logprobs: Sequence[Sequence[float]], loss: DPOLoss) -> dict[str, float]:
+    """Held-out pairs: accuracy (how often the chosen answer gained more on the reference) with its 95 % interval, and means."""
+    policy = torch.tensor([sum(values) for values in logprobs], dtype=torch.float64)
+    reference = torch.tensor([sum(row.per_token.get("reference_logprobs", ())) for row in rows], dtype=torch.float64)
+    gain = formulas.implicit_reward(policy, reference, beta=loss.beta)
+    chosen, rejected = gain[0::2], gain[1::2]
+    right = wilson(float((chosen > rejected).sum()), len(chosen))
+    return {
+        "eval/rewards/accuracies": right.mean,
+        "eval/rewards/accuracies_low": right.low,
+        "eval/rewards/accuracies_high": right.high,
+        "eval/rewards/margins": float((chosen - rejected).mean()),
+        "eval/logps/chosen": float(policy[0::2].mean()),
+        "eval/logps/rejected": float(policy[1::2].mean()),
+        "eval/pairs": float(len(chosen)),
+    }
+
+
+class Watch:
+    """Looks at the last steps and says, once each, what a reader of the log should know."""
+
+    def __init__(self, loss: DPOLoss, note: Callable[[str], None]) -> None:
+        self._loss, self._note = loss, note
+        self._steps: deque[dict[str, float]] = deque(maxlen=WINDOW)
+        self._said: list[str] = []
+
+    def see(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._steps.append({name: metrics[name] for name in ("loss", *PAIR_SUMS) if name in metrics})
+        if len(self._steps) == WINDOW:
+            for name, text in self._findings():
+                if name not in self._said:
+                    self._said.append(name)
+                    self._note(f"step {step}: {text}")
+
+    def _findings(self) -> list[tuple[str, str]]:
+        """(name, what it is and what to do), over the window. Reference-free losses have no rewards to fall."""
+        means = {name: sum(step[name] for step in self._steps) / WINDOW for name in self._steps[0]}
+        found = []
+        accuracy, margin = means["rewards/accuracies"], means["rewards/margins"]
+        if self._loss.kinds.keys() & {"sigmoid"} and all(abs(step["loss"] - LN2) < 1e-3 for step in self._steps):
+            text = f"the loss has been ln 2 = {LN2:.4f} for {WINDOW} steps: nothing is learned; raise optimizer.learning_rate"
+            found.append(("stuck", text))
+        if means["rewards/chosen"] < 0 < margin and self._loss.needs_reference:
+            nats = -means["rewards/chosen"] / self._loss.beta
+            text = (
+                f"the chosen answers have become {nats:.1f} nats less likely than at the start, while the margin grew to {margin:.3f}: "
+                "the rejected ones fall faster. That is usual for DPO; a term on the chosen answers holds them up "
+                "(loss.kind: {sigmoid: 1.0, sft: 0.2})"
+            )
+            found.append(("both_fall", text))
+        if accuracy > 0.99 and means["loss"] < 0.05:
+            text = f"the preference is learned ({100 * accuracy:.0f} % right, loss {means['loss']:.3f}): more steps only widen the margin"
+            found.append(("saturated", text))
+        return found
+
+    def state(self) -> dict[str, Any]:
+        return {"steps": list(self._steps), "said": self._said}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._steps = deque(state["steps"], maxlen=WINDOW)
+        self._said = list(state["said"])

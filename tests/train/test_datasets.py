@@ -1,0 +1,75 @@
+"""What one epoch of a mixture holds, and what the user is told of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from postgrad.chat import ChatFormat
+from postgrad.data import RowSource, mix, prepare_prompts, rows_from
+from postgrad.testing import tiny_tokenizer
+from postgrad.train.datasets import dataset
+
+CHAT = ChatFormat(tiny_tokenizer())
+
+
+def part(name: str, count: int, weight: float = 1.0) -> RowSource:
+    source = rows_from([{"prompt": f"{name}{number}"} for number in range(count)], name=name)
+    return replace(source, parts=(replace(source.parts[0], weight=weight),))
+
+
+def prepare(rows: RowSource):
+    data = prepare_prompts(rows, CHAT)
+    return data.prompts, data.report
+
+
+def epoch(*parts: RowSource, seed: int = 0, heldout: RowSource | None = None):
+    return dataset(parts[0] if len(parts) == 1 else mix(parts), heldout, prepare, seed=seed)
+
+
+def test_weights_say_how_often_each_row_comes_in_one_epoch():
+    data = epoch(part("a", 10, 2.0), part("b", 8, 0.5), part("c", 4, 1.25))
+    rows = Counter(prompt.row for prompt in data.train)
+    assert all(rows[f"a:{number}"] == 2 for number in range(1, 11))
+    assert sum(count for name, count in rows.items() if name.startswith("b")) == 4
+    assert max(count for name, count in rows.items() if name.startswith("b")) == 1
+    assert sorted(rows[f"c:{number}"] for number in range(1, 5)) == [1, 1, 1, 2]
+    assert len(data.train) == 20 + 4 + 5
+    note = next(note for note in data.notes if "mixture" in note)
+    assert note == "mixture, by rows of one epoch: a 69 % (weight 2), b 14 % (weight 0.5), c 17 % (weight 1.25)"
+
+
+def test_the_seed_chooses_which_rows_a_fraction_takes_and_always_the_same():
+    rows = {seed: [prompt.row for prompt in epoch(part("a", 40, 0.5), seed=seed).train] for seed in (0, 1)}
+    assert rows[0] == [prompt.row for prompt in epoch(part("a", 40, 0.5), seed=0).train]
+    assert rows[0] != rows[1]
+
+
+def test_a_single_file_without_weight_is_taken_as_it_is():
+    data = epoch(part("a", 3))
+    assert [prompt.row for prompt in data.train] == ["a:1", "a:2", "a:3"]
+    assert not any("mixture" in note for note in data.notes)
+
+
+def test_rows_held_out_of_a_weighted_source_come_once_and_never_in_training():
+    train, heldout = mix([part("a", 60, 2.0), part("b", 60)]).split_off(0.3, seed=0)
+    data = dataset(train, heldout, prepare, seed=0)
+    held = [prompt.row for prompt in data.heldout]
+    assert len(set(held)) == len(held)
+    assert not set(held) & {prompt.row for prompt in data.train}
+    assert len(set(held) | {prompt.row for prompt in data.train}) == 120
+
+
+def test_a_held_out_file_that_shares_prompts_is_told():
+    notes = epoch(part("a", 5), heldout=rows_from([{"prompt": "a1"}, {"prompt": "new"}], name="held")).notes
+    assert any("warning: 1 of 2 held-out rows have a prompt that is also trained on" in note and "held:1" in note for note in notes)
+    assert not any("also trained on" in note for note in epoch(part("a", 5), heldout=part("b", 5)).notes)
+
+
+@pytest.mark.parametrize("index", [-1, 28])
+def test_rows_of_a_mixture_can_be_taken_by_index_and_slice(index):
+    train = epoch(part("a", 10, 2.0), part("b", 8, 0.5), part("c", 4, 1.25)).train
+    assert train[index] == train[28]
+    assert [prompt.row for prompt in train[9:11]] == [train[9].row, train[10].row]
