@@ -410,8 +410,10 @@ def test_a_budget_below_one_token_is_refused() -> None:
 def test_each_graph_is_gone_before_the_next_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     import weakref
 
+    from postgrad.models import reader
+
     alive: list[weakref.ref[Tensor]] = []
-    plain_score = engines.score
+    plain_score = reader.score
 
     def watched(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         assert all(reference() is None for reference in alive)
@@ -419,7 +421,7 @@ def test_each_graph_is_gone_before_the_next_micro_batch(monkeypatch: pytest.Monk
         alive.append(weakref.ref(logprobs))
         return logprobs, entropy
 
-    monkeypatch.setattr(engines, "score", watched)
+    monkeypatch.setattr(reader, "score", watched)
     LocalEngine(tiny_model(), tokens_per_micro_batch=12).forward_backward(rows_of(), loss)
     assert len(alive) > 3
 

@@ -153,7 +153,7 @@ def _open(
 
     if Path(file).suffix in {".yaml", ".yml"}:
         return _open_recipe(Path(file))
-    mapped = dict(_column(text) for text in columns or [])
+    mapped = parse_columns(columns)
     rows = load_rows(file, columns=mapped, max_bad=max_bad)
     _check_cut(rows, reading)
     other = None if heldout is None else load_rows(heldout, columns=mapped, max_bad=max_bad)
@@ -203,6 +203,11 @@ def _one_of(option: str, value: str, known: tuple[str, ...]) -> Any:
     if value not in known:
         raise RecipeError(f"{value!r} is not one of {', '.join(known)}", where=option, hint=f"e.g. {option} {known[0]}")
     return value
+
+
+def parse_columns(given: list[str] | None) -> dict[str, str | list[str]]:
+    """`--columns FIELD=COLUMN[,COLUMN]`, any number of them, as a recipe's `columns:`."""
+    return dict(_column(text) for text in given or [])
 
 
 def _column(text: str) -> tuple[str, str | list[str]]:

@@ -20,9 +20,18 @@ def run_init(method: str, folder: Path) -> None:
     shutil.copytree(templates / method, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     if method == "agent":
         _write_agent_task(folder)
+    if method in ("reward", "dpo"):
+        _write_pairs(folder)
     for path in sorted(folder.iterdir()):
         stdout.print(str(path), markup=False)
     stdout.print(f'next: postgrad train "{folder / "recipe.yaml"}" --dry-run', markup=False)
+
+
+def _write_pairs(folder: Path) -> None:
+    """Courteous and curt answers to the same questions."""
+    from postgrad.demo import preferences
+
+    preferences.write(folder, seed=0, train=160, heldout=40)
 
 
 def _write_agent_task(folder: Path) -> None:

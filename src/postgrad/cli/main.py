@@ -31,21 +31,31 @@ def _root(
 
 @app.command()
 def demo(
+    chapter: Annotated[str, typer.Argument(help="tools (SFT, then Agent GRPO) or preferences (reward model and DPO).")] = "tools",
     quick: Annotated[bool, typer.Option("--quick", help="The same line in a few minutes, with fewer steps and problems.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of data, noise and order.")] = 0,
     run_dir: Annotated[Path | None, typer.Option(help="Where to write; default runs/demo or runs/demo-quick.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again if the folder already holds a run.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """A real model learns to use a tool on this machine: SFT warm start, then Agent GRPO, with a before/after table."""
-    from postgrad.cli.demo import run_demo
+    """A real model learns on this machine, with a before/after table: to use a tool, or to prefer one kind of answer."""
+    from postgrad.errors import RecipeError
 
-    run_demo(quick=quick, seed=seed, run_dir=run_dir, overwrite=overwrite, json_output=json_output)
+    if chapter == "tools":
+        from postgrad.cli.demo import run_demo
+
+        run_demo(quick=quick, seed=seed, run_dir=run_dir, overwrite=overwrite, json_output=json_output)
+    elif chapter == "preferences":
+        from postgrad.cli.demo_preferences import run_preferences
+
+        run_preferences(quick=quick, seed=seed, run_dir=run_dir, overwrite=overwrite, json_output=json_output)
+    else:
+        raise RecipeError(f"no chapter {chapter!r}", where="demo", hint="tools or preferences")
 
 
 @app.command()
 def init(
-    method: Annotated[str, typer.Argument(help="sft, grpo or agent.")],
+    method: Annotated[str, typer.Argument(help="sft, reward, dpo, grpo or agent.")],
     folder: Annotated[Path, typer.Argument(help="A new or empty folder.")],
 ) -> None:
     """Write a commented recipe and its files into FOLDER; they run as they are with the built-in model."""
@@ -65,6 +75,20 @@ def train(
     from postgrad.cli.train import run_train
 
     run_train(recipe, overrides or [], dry_run=dry_run, overwrite=overwrite)
+
+
+@app.command()
+def score(
+    model: Annotated[str, typer.Argument(help="A reward model: its folder or run directory.")],
+    file: Annotated[str, typer.Argument(help="Rows with answers, or preference pairs.")],
+    columns: Annotated[list[str] | None, typer.Option(help="FIELD=COLUMN[,COLUMN] as in the recipe's columns; repeat for several.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object per row on stdout.")] = False,
+) -> None:
+    """Score answers with a reward model."""
+    from postgrad.cli.data import parse_columns
+    from postgrad.cli.score import run_score
+
+    run_score(model, file, columns=parse_columns(columns), json_output=json_output)
 
 
 @app.command()

@@ -28,6 +28,8 @@ def run_resume(path: Path) -> None:
 
 
 def _reported(train: Callable[[PlainReporter], Path]) -> None:
+    from postgrad.models.scalar import is_reward_model
+
     watcher = reporter()
     try:
         folder = train(watcher)
@@ -35,4 +37,5 @@ def _reported(train: Callable[[PlainReporter], Path]) -> None:
         if isinstance(watcher, LiveReporter):
             watcher.close()
     stdout.print(str(folder), markup=False)
-    stderr.print(f'try it: postgrad chat "{folder}"', markup=False)
+    command = "score" if is_reward_model(folder) else "chat"
+    stderr.print(f'try it: postgrad {command} "{folder}"{" FILE" if command == "score" else ""}', markup=False)

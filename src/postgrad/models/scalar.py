@@ -38,10 +38,12 @@ def load_scalar(
     trainable: bool = True,
     device: torch.device | str | None = None,
     seed: int = 0,
+    new_head: bool = True,
 ) -> LanguageModel:
     """A model with one score per token. A language model gets a new head, drawn with `seed`; a saved reward model keeps its own.
 
-    The head is trained whenever anything is, beside an adapter too. Arguments and errors as in `loading.load`.
+    The head is trained whenever anything is, beside an adapter too. Arguments and errors as in `loading.load`; with `new_head` False a
+    language model is an error, because its scores would be random.
     """
     import torch
 
@@ -51,6 +53,8 @@ def load_scalar(
     if location.adapter is not None:
         raise ModelError("an adapter folder", where=str(name), hint="name the folder of the whole model")
     files = check_weights(location.folder)
+    if not new_head and not is_reward_model(location.folder):
+        raise ModelError("this is no reward model: it has no scalar head", where=str(name), hint="train one with method: reward")
     tokenizer = read_tokenizer(location)
     model = _read(location.folder, seed)
     check_vocabulary(tokenizer, embedding_rows(model), where=str(name))
@@ -123,14 +127,15 @@ def padding_for(lm: LanguageModel) -> int | None:
 
 
 def set_padding(folder: Path, lm: LanguageModel) -> None:
-    """State the padding id in the saved model's config and tokenizer."""
+    """State the padding id in the saved model's config and tokenizer.
+
+    Without an id to spare the config names none: transformers then refuses a batch, which is better than scoring the wrong token.
+    """
     padding = padding_for(lm)
-    if padding is None:
-        return
-    for name, key, value in (
-        ("config.json", "pad_token_id", padding),
-        ("tokenizer_config.json", "pad_token", lm.tokenizer.convert_ids_to_tokens(padding)),
-    ):
+    stated: list[tuple[str, str, Any]] = [("config.json", "pad_token_id", padding)]
+    if padding is not None:
+        stated.append(("tokenizer_config.json", "pad_token", lm.tokenizer.convert_ids_to_tokens(padding)))
+    for name, key, value in stated:
         file = folder / name
         config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         config[key] = value

@@ -8,14 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from postgrad.rewards.base import RewardRole
 from postgrad.rewards.filter import cancelling_rewards
 from postgrad.rewards.ledger import EQUAL, Scale, equal_groups
-from postgrad.rewards.load import LoadedReward
 from postgrad.rewards.score import Scores
+
+
+class Declared(Protocol):
+    """What is known of a reward before it scored anything: a function's or a reward model's."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def weight(self) -> float: ...
+    @property
+    def role(self) -> RewardRole: ...
+    @property
+    def range(self) -> tuple[float, float] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +40,7 @@ class Note:
     message: str
 
 
-def design_notes(rewards: Sequence[LoadedReward], *, scale: Scale) -> list[Note]:
+def design_notes(rewards: Sequence[Declared], *, scale: Scale) -> list[Note]:
     """Notes on the recipe's `rewards:` as declared. `scale` is how advantages are scaled."""
     notes = [Note("no-effect-weight", f"reward {r.name} has weight 0: it is logged and trains nothing") for r in rewards if r.weight == 0.0]
     acting = [reward for reward in rewards if reward.weight != 0.0]
@@ -38,7 +52,7 @@ def design_notes(rewards: Sequence[LoadedReward], *, scale: Scale) -> list[Note]
     return notes + _outranking(acting)
 
 
-def _outranking(acting: Sequence[LoadedReward]) -> list[Note]:
+def _outranking(acting: Sequence[Declared]) -> list[Note]:
     """Shaping rewards that together outweigh the outcome: then a wrong answer can outrank a right one."""
     outcome, shaping = [r for r in acting if r.role == "outcome"], [r for r in acting if r.role == "shaping"]
     if not outcome or any(reward.range is None for reward in acting):
@@ -50,12 +64,12 @@ def _outranking(acting: Sequence[LoadedReward]) -> list[Note]:
     return [Note("shaping-outranks-outcome", message)]
 
 
-def _width(reward: LoadedReward) -> float:
+def _width(reward: Declared) -> float:
     low, high = reward.range or (0.0, 0.0)
     return abs(reward.weight) * (high - low)
 
 
-def observed_notes(rewards: Sequence[LoadedReward], scores: Scores, *, scale: Scale) -> list[Note]:
+def observed_notes(rewards: Sequence[Declared], scores: Scores, *, scale: Scale) -> list[Note]:
     """Notes on one batch of scores."""
     notes = [note for index, reward in enumerate(rewards) for note in _out_of_range(reward, scores.values[:, index])]
     notes += _silent(scores)
@@ -68,7 +82,7 @@ def observed_notes(rewards: Sequence[LoadedReward], scores: Scores, *, scale: Sc
     return notes
 
 
-def _out_of_range(reward: LoadedReward, values: NDArray[np.float64]) -> list[Note]:
+def _out_of_range(reward: Declared, values: NDArray[np.float64]) -> list[Note]:
     scored = values[~np.isnan(values)]
     if reward.range is None or not len(scored):
         return []

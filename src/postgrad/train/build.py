@@ -9,7 +9,6 @@ from pathlib import Path
 
 from postgrad.data import Pair, Work
 from postgrad.models.sampler import LocalSampler
-from postgrad.rewards.load import LoadedReward
 from postgrad.rewards.score import Scorer
 from postgrad.rollout.tools import Toolbox, load_tools
 from postgrad.train import setup
@@ -18,6 +17,7 @@ from postgrad.train.evaluate import Evaluator
 from postgrad.train.grpo import GRPO, GRPOParts
 from postgrad.train.kto import KTO
 from postgrad.train.loop import Method, Reporter
+from postgrad.train.model_rewards import Judges
 from postgrad.train.notes import grpo_notes
 from postgrad.train.presets import loss_settings
 from postgrad.train.recipe import DPORecipe, GRPORecipe, Recipe, RewardRecipe, SFTRecipe
@@ -106,18 +106,17 @@ def make_evaluator(
     policy: setup.Policy,
     sampler: LocalSampler,
     toolbox: Toolbox,
-    scorer: Scorer,
-    rewards: Sequence[LoadedReward],
+    judges: Judges,
     prompts: Sequence[Prompt],
 ) -> Evaluator:
-    setup.check_reward_columns(rewards, prompts)
+    setup.check_reward_columns(judges.functions.rewards, prompts)
     return Evaluator(
         sampler=sampler,
         chat=policy.chat,
         toolbox=toolbox,
         rollout=setup.rollout_config(recipe.rollout, sampler, samples=recipe.evaluation.samples),
         params=setup.sampling_params(recipe.rollout, policy.chat, temperature=recipe.evaluation.temperature),
-        scorer=scorer,
+        scorer=judges,
         prompts=prompts,
         seed=recipe.seed,
     )
@@ -125,16 +124,16 @@ def make_evaluator(
 
 def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
     toolbox = load_tools(recipe.tools, base)
-    rewards = setup.load_recipe_rewards(recipe, base)
+    functions, models = setup.load_recipe_rewards(recipe, base)
     policy = setup.load_policy(recipe)
     data = setup.load_prompts(recipe, policy, base, toolbox=toolbox, work=reading(reporter))
-    setup.check_reward_columns(rewards, data.train)
-    scorer = stack.enter_context(Scorer(rewards))
+    setup.check_reward_columns(functions, data.train)
+    judges = Judges(stack.enter_context(Scorer(functions)), models, toolbox.specs)
     sampler = policy.sampler(max_batch=recipe.sampler.max_batch, progress=sampler_progress(reporter))
     evaluator = None
     if data.heldout:
         prompts = data.heldout[: recipe.evaluation.rows]
-        evaluator = make_evaluator(recipe, policy, sampler, toolbox, scorer, rewards, prompts)
+        evaluator = make_evaluator(recipe, policy, sampler, toolbox, judges, prompts)
     parts = GRPOParts(
         policy=policy,
         engine=setup.make_engine(recipe, policy, with_reference=recipe.loss.kl_coef > 0),
@@ -142,9 +141,9 @@ def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter
         params=setup.sampling_params(recipe.rollout, policy.chat),
         toolbox=toolbox,
         rollout=setup.rollout_config(recipe.rollout, sampler),
-        scorer=scorer,
+        scorer=judges,
         prompts=data.train,
         evaluator=evaluator,
-        record=Recorder(directory, reporter, rewards, loss_settings(recipe.loss, recipe.rollout).scale),
+        record=Recorder(directory, reporter, judges.rewards, loss_settings(recipe.loss, recipe.rollout).scale),
     )
-    return Built(GRPO(recipe, parts), [*data.notes, *grpo_notes(recipe, rewards, policy)])
+    return Built(GRPO(recipe, parts), [*data.notes, *grpo_notes(recipe, judges.rewards, policy)])

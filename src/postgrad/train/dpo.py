@@ -25,7 +25,7 @@ from postgrad.protocols import BackwardResult, Engine, LossFunction, Rows
 from postgrad.train.loop import Timer
 from postgrad.train.order import CountedBatches
 from postgrad.train.pairs import pair_rows, sides_of, token_counts
-from postgrad.train.preference_metrics import Watch, evaluation_metrics, step_metrics
+from postgrad.train.preference_metrics import Watch, evaluation_metrics, gains, step_metrics
 from postgrad.train.recipe import DPOLoss, DPORecipe
 from postgrad.train.schedule import learning_rate
 from postgrad.train.setup import Policy
@@ -86,7 +86,7 @@ def pair_loss(loss: DPOLoss, *, pairs: float, chosen_tokens: float) -> LossFunct
                 total = total + weight * numbers.chosen_nll.sum() / chosen_tokens
             else:
                 total = total + weight * LOSSES[kind](numbers, loss, kind).sum() / pairs
-        return total, pair_sums(numbers, loss.beta)
+        return total, pair_sums(numbers, loss)
 
     function.whole_groups = True  # type: ignore[attr-defined]
     function.whole_batch = any(kind in formulas.WHOLE_BATCH_DPO_LOSSES for kind in loss.kinds)  # type: ignore[attr-defined]
@@ -114,11 +114,11 @@ def pair_numbers(logprobs: Tensor, rows: Rows, loss: DPOLoss) -> PairNumbers:
     )  # fmt: skip
 
 
-def pair_sums(pairs: PairNumbers, beta: float) -> dict[str, Tensor]:
+def pair_sums(pairs: PairNumbers, loss: DPOLoss) -> dict[str, Tensor]:
     """Sums over the pairs of what the metrics are means of."""
     with torch.no_grad():
-        chosen = formulas.implicit_reward(pairs.chosen, pairs.reference_chosen, beta=beta)
-        rejected = formulas.implicit_reward(pairs.rejected, pairs.reference_rejected, beta=beta)
+        chosen = gains(pairs.chosen, pairs.reference_chosen, pairs.chosen_tokens, loss)
+        rejected = gains(pairs.rejected, pairs.reference_rejected, pairs.rejected_tokens, loss)
         return {
             "rewards/chosen": chosen.sum(),
             "rewards/rejected": rejected.sum(),

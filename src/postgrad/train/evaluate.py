@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from postgrad.chat.format import ChatFormat
 from postgrad.protocols import Sampler, SamplingParams
 from postgrad.rewards.ledger import weighted_total
-from postgrad.rewards.score import Scorer, Scores
+from postgrad.rewards.score import Scores
 from postgrad.rollout import RolloutConfig, collect
 from postgrad.rollout.metrics import rollout_metrics
 from postgrad.rollout.tools import Toolbox
+from postgrad.train.model_rewards import Judges
 from postgrad.train.statistics import Interval, mean_interval
 from postgrad.types import Group, Prompt
 
@@ -33,7 +34,7 @@ class Evaluator:
     toolbox: Toolbox
     rollout: RolloutConfig
     params: SamplingParams
-    scorer: Scorer
+    scorer: Judges
     prompts: Sequence[Prompt]
     seed: int
 

@@ -25,13 +25,13 @@ from torch import Tensor
 
 from postgrad import formulas
 from postgrad.protocols import BackwardResult, Engine, LossFunction, Rows, Sampler, SamplingParams
-from postgrad.rewards.score import Scorer
 from postgrad.rollout import RolloutConfig, collect
 from postgrad.rollout.tools import Toolbox
 from postgrad.train.evaluate import Evaluator
 from postgrad.train.judged import Denominators, JudgedGroup, Minibatch, split_minibatches
 from postgrad.train.judging import Scored, joined, judge, score
 from postgrad.train.loop import Timer
+from postgrad.train.model_rewards import Judges
 from postgrad.train.order import positions_in_run, row_at
 from postgrad.train.presets import LossSettings, loss_settings
 from postgrad.train.recipe import GRPORecipe
@@ -116,7 +116,7 @@ class GRPOParts:
     params: SamplingParams
     toolbox: Toolbox
     rollout: RolloutConfig
-    scorer: Scorer
+    scorer: Judges
     prompts: Sequence[Prompt]
     evaluator: Evaluator | None = None
     record: Callable[[int, Scored, Sequence[JudgedGroup]], None] = lambda step, scored, judged: None

@@ -15,9 +15,10 @@ from postgrad import formulas
 from postgrad.rewards.filter import GroupFilter, keep_groups
 from postgrad.rewards.ledger import Floats, split_advantages, weighted_total
 from postgrad.rewards.metrics import reward_metrics
-from postgrad.rewards.score import RewardCount, Scorer, Scores
+from postgrad.rewards.score import RewardCount, Scores
 from postgrad.rollout.metrics import rollout_metrics
 from postgrad.train.judged import JudgedGroup
+from postgrad.train.model_rewards import Judges
 from postgrad.train.presets import AdvantageScale
 from postgrad.train.recipe import GRPOLoss
 from postgrad.types import Group
@@ -40,7 +41,7 @@ class Scored:
         return reward_metrics(self.scores) | rollout_metrics(self.groups) | dropped
 
 
-def score(groups: Sequence[Group], scorer: Scorer, loss: GRPOLoss) -> Scored:
+def score(groups: Sequence[Group], scorer: Judges, loss: GRPOLoss) -> Scored:
     scores = scorer.score(groups)
     outcome = scores.outcome_totals if loss.filter == "outcome" else None
     return Scored(tuple(groups), scores, keep_groups(scores.totals, outcome, scores.group_size, mode=loss.filter))

@@ -2,12 +2,13 @@
 
     answers ─ data ─▶ ① draw a batch ─▶ ② reference log-probs, and the KL from answers of other prompts ─▶ ③ loss ─▶ ④ update
 
-② The KL is the mean of log π(y')/π_ref(y') over the batch's prompts, each with the next prompt's answer; no gradient goes through it.
+② The KL is the mean of log π(y')/π_ref(y') over the batch's prompts, each with an answer to another prompt; no gradient goes through it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from postgrad import formulas
 from postgrad.data import LabelledAnswer
-from postgrad.errors import RecipeError
+from postgrad.errors import DataError, RecipeError
 from postgrad.protocols import Engine, LossFunction, Rows
 from postgrad.train.loop import Timer
 from postgrad.train.order import CountedBatches
@@ -35,12 +36,17 @@ def answer_rows(answers: Sequence[LabelledAnswer], reference: Sequence[Sequence[
     ]
 
 
-def mismatched(answers: Sequence[LabelledAnswer]) -> list[LabelledAnswer]:
-    """Each prompt with the answer of the next one."""
-    return [
-        LabelledAnswer(item.name, item.prompt_ids, other.answer, item.label)
-        for item, other in zip(answers, [*answers[1:], answers[0]], strict=True)
-    ]
+def mismatched(answers: Sequence[LabelledAnswer], others: Iterable[LabelledAnswer] = ()) -> list[LabelledAnswer]:
+    """Each prompt with the next answer of the batch (after the last comes the first) that belongs to another prompt.
+
+    A pair's two answers belong to one prompt, so the next row is not always one. Where the batch has no other prompt, the first of `others`.
+    """
+    pairs = []
+    for index, item in enumerate(answers):
+        candidates = chain(answers[index + 1 :], answers[:index], others)
+        other = next(candidate for candidate in candidates if candidate.prompt_ids != item.prompt_ids)
+        pairs.append(LabelledAnswer(item.name, item.prompt_ids, other.answer, item.label))
+    return pairs
 
 
 def kto_loss(labels: Sequence[bool], kl: float, loss: DPOLoss, *, answers: float) -> LossFunction:
@@ -84,6 +90,8 @@ class KTO:
     ) -> None:
         if recipe.batch.pairs < 2:
             raise RecipeError("kto needs at least 2 answers in a batch: the KL comes from other prompts' answers", where="batch.pairs")
+        if all(item.prompt_ids == train[0].prompt_ids for item in train):
+            raise DataError("all answers belong to one prompt: kto compares with answers to other prompts", where="data.train")
         self.recipe, self.policy, self.engine = recipe, policy, engine
         self.train, self.heldout = train, heldout
         self.timer = Timer()
@@ -99,9 +107,10 @@ class KTO:
         if not good or not bad:
             note(f"all {len(self.train)} answers are {'desirable' if good else 'undesirable'}: the model only learns in one direction")
         elif not 0.75 <= (ratio := loss.desirable_weight * good / (loss.undesirable_weight * bad)) <= 4 / 3:
+            key, weight = ("undesirable", loss.undesirable_weight * ratio) if ratio > 1 else ("desirable", loss.desirable_weight / ratio)
             note(
                 f"{good} desirable and {bad} undesirable answers weigh {ratio:.2f} to 1; the paper asks for 1 to 1 up to 4 to 3: "
-                f"e.g. loss.{'undesirable' if ratio > 1 else 'desirable'}_weight: {max(good, bad) / min(good, bad):.2f}"
+                f"e.g. loss.{key}_weight: {weight:.2f}"
             )
 
     def step(self, step: int) -> dict[str, float]:
@@ -138,7 +147,7 @@ class KTO:
         return answer_rows(answers, self.engine.logprobs(answer_rows(answers), model="reference"))
 
     def _kl(self, answers: Sequence[LabelledAnswer]) -> float:
-        rows = answer_rows(mismatched(answers))
+        rows = answer_rows(mismatched(answers, self.train))
         sums = [sum(map(sum, self.engine.logprobs(rows, model=model))) for model in ("policy", "reference")]
         return (sums[0] - sums[1]) / len(rows)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from postgrad.rewards.advice import design_notes
-from postgrad.rewards.load import LoadedReward
+from postgrad.rewards.advice import Declared, design_notes
 from postgrad.train.presets import PRESETS, loss_settings
 from postgrad.train.recipe import GRPORecipe
 from postgrad.train.setup import Policy
 
 
-def grpo_notes(recipe: GRPORecipe, rewards: Sequence[LoadedReward], policy: Policy) -> list[str]:
+def grpo_notes(recipe: GRPORecipe, rewards: Sequence[Declared], policy: Policy) -> list[str]:
     settings = loss_settings(recipe.loss, recipe.rollout)
     notes = [
         "the loss reads about 0, or below, and that is right: on the sampled policy the ratio is 1 and advantages are centred, so the loss "

@@ -31,7 +31,14 @@ def pair_rows(pairs: Sequence[Pair], reference: Sequence[Sequence[float]] | None
 def answer_row(
     prompt_ids: tuple[int, ...], answer: Answer, index: int, *, group: int | None, reference: Sequence[float] | None
 ) -> TrainRow:
-    """The answer after its prompt; what an assistant wrote in it is scored. `per_row["index"]` says which row it is."""
+    """The answer after its prompt; what an assistant wrote in it is scored. `per_row["index"]` says which row it is.
+
+    Raises `ValueError` for an answer without a scored token, and when `reference` does not hold one number per scored token.
+    """
+    if not any(answer.scored):
+        raise ValueError(f"answer {index} has no token to score")
+    if reference is not None and len(reference) != sum(answer.scored):
+        raise ValueError(f"answer {index} has {sum(answer.scored)} scored tokens but {len(reference)} reference log-probs")
     trained = (False,) * len(prompt_ids) + answer.scored
     per_token = {}
     if reference is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from postgrad import formulas
 from postgrad.protocols import BackwardResult
@@ -24,6 +25,16 @@ LN2 = math.log(2.0)
 PAIR_SUMS = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected")
 
 
+PER_TOKEN = ("simpo", "orpo")
+"""Losses that compare answers by their mean log-prob per token."""
+
+
+def gains(policy: Tensor, reference: Tensor, tokens: Tensor, loss: DPOLoss) -> Tensor:
+    """[N] rewards of answers as the loss compares them, from summed log-probs: per token where it divides by the length."""
+    whole = formulas.implicit_reward(policy, reference, beta=loss.beta)
+    return whole / tokens if not loss.needs_reference and loss.kinds.keys() & set(PER_TOKEN) else whole
+
+
 def step_metrics(result: BackwardResult, count: int) -> dict[str, float]:
     """Means over the pairs (or answers) of a step."""
     means = {name: result.sums[name] / count for name in PAIR_SUMS if name in result.sums}
@@ -34,7 +45,8 @@ def evaluation_metrics(rows: Sequence[TrainRow], logprobs: Sequence[Sequence[flo
     """Held-out pairs: accuracy (how often the chosen answer gained more on the reference) with its 95 % interval, and means."""
     policy = torch.tensor([sum(values) for values in logprobs], dtype=torch.float64)
     reference = torch.tensor([sum(row.per_token.get("reference_logprobs", ())) for row in rows], dtype=torch.float64)
-    gain = formulas.implicit_reward(policy, reference, beta=loss.beta)
+    tokens = torch.tensor([row.trained_tokens for row in rows])
+    gain = gains(policy, reference, tokens, loss)
     chosen, rejected = gain[0::2], gain[1::2]
     right = wilson(float((chosen > rejected).sum()), len(chosen))
     return {
@@ -42,6 +54,7 @@ def evaluation_metrics(rows: Sequence[TrainRow], logprobs: Sequence[Sequence[flo
         "eval/rewards/accuracies_low": right.low,
         "eval/rewards/accuracies_high": right.high,
         "eval/rewards/margins": float((chosen - rejected).mean()),
+        "eval/logps/accuracies": float((policy[0::2] > policy[1::2]).double().mean()),
         "eval/logps/chosen": float(policy[0::2].mean()),
         "eval/logps/rejected": float(policy[1::2].mean()),
         "eval/pairs": float(len(chosen)),

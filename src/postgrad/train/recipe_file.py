@@ -187,14 +187,22 @@ def _pipeline(source: Source) -> Pipeline:
 
 
 def _check_stage_reference(source: Source, key: KeyPath, recipes: Mapping[str, Base]) -> None:
-    model = recipes[key[-1]].model
-    if model.startswith("stage:") and model.removeprefix("stage:") not in list(recipes)[:-1]:
-        earlier = ", ".join(list(recipes)[:-1]) or "none"
-        raise RecipeError(
-            f"model: {model} names no earlier stage (earlier stages: {earlier})",
-            where=source.where((*key, "model")),
-            hint="stages run in the order they stand in",
-        )
+    """Every `stage:NAME` names an earlier stage; as a reward, one whose method is `reward`."""
+    recipe, earlier = recipes[key[-1]], dict(list(recipes.items())[:-1])
+    named: list[tuple[KeyPath, str]] = [(("model",), recipe.model)]
+    named += [(("rewards", str(index), "use"), reward.use) for index, reward in enumerate(getattr(recipe, "rewards", ()))]
+    for place, name in named:
+        if not name.startswith("stage:"):
+            continue
+        stage = earlier.get(name.removeprefix("stage:"))
+        where = source.where((*key, *place))
+        if stage is None:
+            what = f"{'.'.join(place)}: {name} names no earlier stage (earlier stages: {', '.join(earlier) or 'none'})"
+            raise RecipeError(what, where=where, hint="stages run in the order they stand in")
+        is_reward = getattr(stage, "method", "") == "reward"
+        if is_reward != (place[0] == "rewards") and getattr(recipe, "method", "") != "reward":
+            what = f"{'.'.join(place)}: {name} is {'a reward model' if is_reward else 'no reward model'}"
+            raise RecipeError(what, where=where, hint="a policy starts from a language model, a reward may be a stage with method: reward")
 
 
 def _validate(source: Source, values: dict[str, Any], prefix: KeyPath) -> Recipe:

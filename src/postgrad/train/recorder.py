@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from postgrad.rewards.advice import observed_notes
-from postgrad.rewards.load import LoadedReward
+from postgrad.rewards.advice import Declared, observed_notes
 from postgrad.train.judged import JudgedGroup
 from postgrad.train.judging import Scored
 from postgrad.train.loop import Reporter
@@ -18,7 +17,7 @@ from postgrad.train.run_directory import RunDirectory
 class Recorder:
     directory: RunDirectory
     reporter: Reporter
-    rewards: Sequence[LoadedReward]
+    rewards: Sequence[Declared]
     scale: AdvantageScale
     said: set[str] = field(default_factory=set)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from postgrad.cache import build_once, cache_folder
 from postgrad.data import Pair
 from postgrad.models.loading import fingerprint
+from postgrad.models.lora import base_of
 from postgrad.protocols import Engine
 from postgrad.train.pairs import pair_rows
 from postgrad.train.setup import Policy
@@ -50,8 +53,15 @@ def _split(pairs: Sequence[Pair], values: list[float]) -> PairLogprobs:
     return list(zip(rows[0::2], rows[1::2], strict=True))
 
 
+def _settings(model: Any) -> str:
+    """What the numbers follow from beside weights and ids: the model's config (positions, norms) and the scale of its adapter."""
+    config = {key: value for key, value in base_of(model).config.to_dict().items() if key not in ("_name_or_path", "transformers_version")}
+    scales = [(name, part.scaling) for name, part in model.named_modules() if isinstance(getattr(part, "scaling", None), dict)]
+    return json.dumps([config, scales], sort_keys=True, default=str)
+
+
 def _key(pairs: Sequence[Pair], policy: Policy) -> str:
-    digest = hashlib.sha256(f"{fingerprint(policy.model.model)} {policy.model.autocast}".encode())
+    digest = hashlib.sha256(f"{fingerprint(policy.model.model)} {policy.model.autocast} {_settings(policy.model.model)}".encode())
     for pair in pairs:
         for ids in (pair.prompt_ids, pair.chosen.token_ids, pair.rejected.token_ids):
             digest.update(np.asarray([len(ids), *ids], np.int64).tobytes())

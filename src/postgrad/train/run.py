@@ -19,6 +19,7 @@ from postgrad.train import setup
 from postgrad.train.build import build, make_evaluator, sampler_progress
 from postgrad.train.evaluate import Evaluation
 from postgrad.train.loop import Reporter, SilentReporter, fit
+from postgrad.train.model_rewards import Judges
 from postgrad.train.recipe import GRPORecipe, Pipeline, Recipe
 from postgrad.train.recipe_file import LoadedRecipe, parse_recipe
 from postgrad.train.run_directory import open_pipeline, open_run
@@ -81,11 +82,17 @@ def _run_pipeline(pipeline: Pipeline, loaded: LoadedRecipe, reporter: Reporter, 
 
 
 def stage_recipe(pipeline: Pipeline, recipe: Recipe) -> Recipe:
-    """The recipe with `stage:NAME` replaced by the folder of that stage's model."""
-    if not recipe.model.startswith("stage:"):
-        return recipe
-    source = pipeline.stages[recipe.model.removeprefix("stage:")]
-    return recipe.model_copy(update={"model": str(Path(source.run_dir) / "model")})
+    """The recipe with every `stage:NAME` replaced by the folder of that stage's model."""
+
+    def folder(name: str) -> str:
+        if not name.startswith("stage:"):
+            return name
+        return str((Path(pipeline.stages[name.removeprefix("stage:")].run_dir) / "model").resolve())
+
+    update: dict[str, object] = {"model": folder(recipe.model)}
+    if isinstance(recipe, GRPORecipe):
+        update["rewards"] = [reward.model_copy(update={"use": folder(reward.use)}) for reward in recipe.rewards]
+    return recipe.model_copy(update=update)
 
 
 def _run_one(recipe: Recipe, loaded: LoadedRecipe, reporter: Reporter, *, name: str, overwrite: bool) -> Path:
@@ -107,9 +114,9 @@ def evaluate(
     """
     watcher = reporter or SilentReporter()
     toolbox = load_tools(recipe.tools, base)
-    rewards = setup.load_recipe_rewards(recipe, base)
+    functions, models = setup.load_recipe_rewards(recipe, base)
     policy = setup.load_frozen_policy(model, recipe)
     prompts = setup.load_heldout(recipe, policy, base, file=data, toolbox=toolbox)[: rows or recipe.evaluation.rows]
     sampler = policy.sampler(max_batch=recipe.sampler.max_batch, progress=sampler_progress(watcher))
-    with Scorer(rewards) as scorer:
-        return make_evaluator(recipe, policy, sampler, toolbox, scorer, rewards, prompts).run(0)
+    with Scorer(functions) as scorer:
+        return make_evaluator(recipe, policy, sampler, toolbox, Judges(scorer, models, toolbox.specs), prompts).run(0)

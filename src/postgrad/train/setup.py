@@ -38,6 +38,7 @@ from postgrad.rewards.load import LoadedReward, check_columns, load_rewards
 from postgrad.rollout import RolloutConfig
 from postgrad.rollout.tools import Toolbox, load_tools
 from postgrad.train.datasets import Dataset, dataset, file_names, open_file, open_rows
+from postgrad.train.model_rewards import ModelReward, load_model_reward, names_model
 from postgrad.train.recipe import Base, DPORecipe, GRPORecipe, Recipe, RewardRecipe, Rollout, SFTRecipe
 from postgrad.types import Prompt, TrainRow
 
@@ -182,8 +183,16 @@ def read_prompts(file: Path, policy: Policy, toolbox: Toolbox, *, system: str | 
     return prepare_prompts(load_rows(file), policy.chat, tools=toolbox.specs, system=system).prompts
 
 
-def load_recipe_rewards(recipe: GRPORecipe, base: Path) -> list[LoadedReward]:
-    return load_rewards([reward.model_dump() for reward in recipe.rewards], base)
+def load_recipe_rewards(recipe: GRPORecipe, base: Path) -> tuple[list[LoadedReward], list[ModelReward]]:
+    """(reward functions, reward models) that the recipe names."""
+    folders = [(reward, names_model(reward, base)) for reward in recipe.rewards]
+    functions = load_rewards([reward.model_dump() for reward, folder in folders if folder is None], base)
+    models = [load_model_reward(reward, folder, dtype=recipe.dtype) for reward, folder in folders if folder is not None]
+    names = [reward.name for reward in functions] + [reward.name for reward in models]
+    double = next((name for name in names if names.count(name) > 1), None)
+    if double is not None:
+        raise RecipeError(f"two rewards are named {double!r}", where="rewards", hint="give one of them a name: …")
+    return functions, models
 
 
 def check_reward_columns(rewards: Sequence[LoadedReward], prompts: Sequence[Prompt]) -> None:
