@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from postgrad.train.metrics import docs_page
-from postgrad.train.recipe import GRPORecipe, SFTRecipe
+from postgrad.train.recipe import PAIR_LOSSES, REFERENCE_FREE_LOSSES, DPORecipe, GRPORecipe, RewardRecipe, SFTRecipe
 from postgrad.train.recipe_file import load_recipe
 from postgrad.train.recipe_page import page as recipe_page
 
@@ -71,10 +71,30 @@ def data_files(tmp_path):
     return tmp_path
 
 
-def test_recipes_in_the_data_page_are_valid(tmp_path):
-    for text in blocks("docs/data.md", "yaml"):
+@pytest.mark.parametrize(("name", "kinds"), [("data", [SFTRecipe, SFTRecipe]), ("preferences", [RewardRecipe, DPORecipe])])
+def test_recipes_in_the_pages_are_valid(tmp_path, name, kinds):
+    found = []
+    for text in blocks(f"docs/{name}.md", "yaml"):
         (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
-        assert isinstance(load_recipe(tmp_path / "recipe.yaml").recipe, SFTRecipe)
+        found.append(type(load_recipe(tmp_path / "recipe.yaml").recipe))
+    assert found == kinds
+
+
+@pytest.mark.slow
+@pytest.mark.real_model
+def test_commands_in_the_preferences_page_run(tmp_path):
+    commands = [line for block in blocks("docs/preferences.md", "") for line in block.splitlines() if line.startswith("postgrad ")]
+    assert len(commands) == 3
+    for line in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", *shlex.split(line, comments=True)], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (line, done.stderr)
+
+
+def test_preferences_page_names_every_loss():
+    page = (ROOT / "docs" / "preferences.md").read_text(encoding="utf-8")
+    assert [name for name in (*PAIR_LOSSES, *REFERENCE_FREE_LOSSES, "kto") if f"`{name}`" not in page] == []
 
 
 @pytest.mark.real_model

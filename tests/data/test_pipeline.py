@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from postgrad.chat import ChatFormat
-from postgrad.data import Work, load_rows, prepare_preferences, prepare_prompts, prepare_sft, rows_from
-from postgrad.data.limit import Limit
+from postgrad.data import Reading, Work, audit, load_rows, prepare_preferences, prepare_prompts, prepare_sft, rows_from
 from postgrad.data.pipeline import encode
-from postgrad.errors import DataError
+from postgrad.errors import DataError, RecipeError, RunError
 from postgrad.testing import tiny_tokenizer
 
 CHAT = ChatFormat(tiny_tokenizer())
@@ -83,47 +82,143 @@ def test_a_data_error_in_a_helper_keeps_what_where_and_hint(monkeypatch):
 
 # ---- helpers that fail
 
+ENCODER = """
+import os, signal, time
+from dataclasses import dataclass
+from pathlib import Path
 
-@dataclass(frozen=True, kw_only=True)
-class Dying:
-    """An encoder for a helper process: `act` says how it ends."""
-
+@dataclass(frozen=True)
+class Acting:
     act: str
-    chat: ChatFormat = CHAT
-    limit: Limit = Limit(99)
 
     def encode(self, row, format, tally):
-        if self.act == "kill":
+        tally.kept += 1
+        if self.act == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.act == "print":
             print("noise on standard output", flush=True)
+            os.write(1, b"more of it")
         if self.act == "bug":
             raise KeyError("no such thing")
         if self.act == "sleep":
-            Path(os.environ["STARTED"]).touch()
-            time.sleep(60)
-        tally.kept += 1
+            Path(os.environ["STARTED"], str(os.getpid())).touch()
+            time.sleep(float(os.environ["SECONDS"]))
         return [os.getpid()]
+"""
 
 
 @pytest.fixture
-def importable(monkeypatch):
-    """Helper processes find this file's encoder by name."""
-    monkeypatch.setitem(sys.modules, "pipeline_encoders", sys.modules[__name__])
-    monkeypatch.setattr(Dying, "__module__", "pipeline_encoders")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
-    link = Path(__file__).parent / "pipeline_encoders.py"
-    assert not link.exists()
+def act(tmp_path, monkeypatch):
+    """Encode ten rows with an encoder that does something in its helper process: (what it made, the pids it was made in)."""
+    (tmp_path / "acting_encoder.py").write_text(ENCODER)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("postgrad.data.files.CHUNK_ROWS", 1)
+    import acting_encoder
+
+    def run(what: str) -> list[int]:
+        taken: list[int] = []
+        rows = rows_from([{"prompt": str(number)} for number in range(10)])
+        encode(rows, "grpo", acting_encoder.Acting(what), taken.extend, work=Work(helpers=2))
+        return taken
+
+    yield run
+    sys.modules.pop("acting_encoder")
 
 
-def run_dying(tmp_path, act: str, helpers: int = 2):
-    """Encode ten rows with an encoder of its own, in a script: a helper must be able to import the encoder."""
-    (tmp_path / "encoders.py").write_text(Path(__file__).read_text().replace("Path(__file__).parent", "Path('.')"))
-    sys.path.insert(0, str(tmp_path))
+def gone(pid: int) -> bool:
     try:
-        import encoders
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_rows_are_encoded_elsewhere_and_helpers_end_with_the_work(act):
+    pids = act("nothing")
+    assert len(pids) == 10
+    assert os.getpid() not in pids
+    assert all(gone(pid) for pid in pids)
+
+
+def test_what_a_helper_prints_does_not_reach_its_answers(act):
+    assert len(act("print")) == 10
+
+
+def test_a_helper_that_dies_is_a_clear_error(act):
+    with pytest.raises(RunError, match=r"a helper process ended while it read rows \(exit code -9\)") as error:
+        act("die")
+    assert "POSTGRAD_DATA_HELPERS=0" in str(error.value.hint)
+
+
+def test_a_bug_in_a_helper_keeps_its_traceback(act):
+    with pytest.raises(RuntimeError, match="(?s)Traceback.*KeyError: 'no such thing'"):
+        act("bug")
+
+
+INTERRUPTED = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import acting_encoder
+from postgrad.data import Work, rows_from
+from postgrad.data.pipeline import encode
+encode(rows_from([{"prompt": "a"}] * 10), "grpo", acting_encoder.Acting("sleep"), print, work=Work(helpers=1))
+"""
+
+
+@pytest.mark.parametrize(("way", "seconds"), [(signal.SIGINT, "60"), (signal.SIGKILL, "1")])
+def test_neither_ctrl_c_nor_the_death_of_the_run_leaves_a_helper_behind(act, tmp_path, way, seconds):
+    """Ctrl-C ends a helper in the middle of a row; when the run is killed a helper ends with its row."""
+    started = tmp_path / "started"
+    started.mkdir()
+    environment = {**os.environ, "STARTED": str(started), "SECONDS": seconds}
+    process = subprocess.Popen([sys.executable, "-c", INTERRUPTED], env=environment, stderr=subprocess.DEVNULL)
+    try:
+        (pid,) = wait_for(lambda: [int(path.name) for path in started.iterdir()])
+        process.send_signal(way)
+        process.wait(timeout=30)
     finally:
-        sys.path.remove(str(tmp_path))
-    taken: list[int] = []
-    tally = encode(rows_from([{"prompt": "a"}] * 10), "grpo", encoders.Dying(act=act), taken.extend, work=Work(helpers=helpers))
-    return taken, tally
+        process.kill()
+    wait_for(lambda: gone(pid), seconds=20)
+
+
+def wait_for(value, seconds: float = 60.0):
+    end = time.monotonic() + seconds
+    while not (found := value()):
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.05)
+    return found
+
+
+def test_a_helper_whose_run_is_gone_ends_by_itself(act):
+    from postgrad.data.worker import Helper
+
+    helper = Helper(b"")
+    assert helper._process.stdin is not None
+    helper._process.stdin.close()  # what the death of the other side looks like
+    assert helper._process.wait(timeout=30) == 0
+    helper.stop()
+
+
+# ---- how many
+
+
+def test_only_large_files_get_helpers_unless_a_number_is_named(monkeypatch):
+    monkeypatch.delenv("POSTGRAD_DATA_HELPERS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert (Work().processes(7 << 20), Work().processes(8 << 20)) == (0, 6)
+    assert (Work(helpers=0).processes(8 << 20), Work(helpers=3).processes(0)) == (0, 3)
+    monkeypatch.setenv("POSTGRAD_DATA_HELPERS", "0")
+    assert (Work().processes(8 << 20), Work(helpers=3).processes(0)) == (0, 3)
+    monkeypatch.setenv("POSTGRAD_DATA_HELPERS", "many")
+    with pytest.raises(RecipeError, match="'many' is not a number"):
+        Work().processes(0)
+
+
+def test_progress_grows_to_the_whole_and_counts_rows(file, monkeypatch):
+    monkeypatch.setattr("postgrad.data.files.CHUNK_BYTES", 2000)
+    told: list[tuple[float, int]] = []
+    audit(load_rows(file, max_bad=100), CHAT, Reading(), work=Work(progress=lambda share, rows: told.append((share, rows))))
+    assert told == sorted(told)
+    assert told[-1] == (1.0, 300)
+    assert 0 < told[0][0] < 0.5

@@ -171,7 +171,7 @@ def _open_recipe(path: Path) -> Opened:
     from postgrad.data import Reading
     from postgrad.rollout.tools import load_tools
     from postgrad.train.datasets import open_rows
-    from postgrad.train.recipe import GRPORecipe, Pipeline, SFTRecipe
+    from postgrad.train.recipe import Pipeline, RLRecipe, SFTRecipe
     from postgrad.train.recipe_file import load_recipe
 
     loaded = load_recipe(path)
@@ -185,8 +185,8 @@ def _open_recipe(path: Path) -> Opened:
         overlong=recipe.data.overlong,
         train_on=recipe.data.train_on if isinstance(recipe, SFTRecipe) else "assistant",
         text_prompts=recipe.data.text_prompts,
-        tools=tuple(load_tools(recipe.tools, loaded.base).specs) if isinstance(recipe, SFTRecipe | GRPORecipe) else (),
-        system=recipe.system if isinstance(recipe, GRPORecipe) else None,
+        tools=tuple(load_tools(recipe.tools, loaded.base).specs) if isinstance(recipe, SFTRecipe | RLRecipe) else (),
+        system=recipe.system if isinstance(recipe, RLRecipe) else None,
     )
     return Opened(rows, heldout, _chat(recipe.model, recipe.chat_template), reading, recipe.model)
 

@@ -67,15 +67,12 @@ def _prepare(folder: Path, *, seed: int, quick: bool) -> LoadedRecipe:
 
 def _rows(stages: dict[str, Path]) -> list[Row]:
     reward, dpo = (_first_and_last(stages[name]) for name in ("reward", "dpo"))
-    return [
-        Row("reward model", "the chosen answer scores higher", *(_share(step, "eval/accuracy", "eval/pairs") for step in reward)),
-        Row("DPO", "the policy finds the chosen answer likelier", *(_share(step, "eval/logps/accuracies", "eval/pairs") for step in dpo)),
-        Row(
-            "DPO",
-            "the chosen answer gained more on the reference",
-            *(_share(step, "eval/rewards/accuracies", "eval/pairs") for step in dpo),
-        ),
+    measures = [
+        ("reward model", "the chosen answer scores higher", reward, "eval/accuracy"),
+        ("DPO", "the policy finds the chosen answer likelier", dpo, "eval/logps/accuracies"),
+        ("DPO", "the chosen answer gained more on the reference", dpo, "eval/rewards/accuracies"),
     ]
+    return [Row(stage, measure, *(_share(step, name) for step in steps)) for stage, measure, steps, name in measures]
 
 
 def _first_and_last(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -83,8 +80,8 @@ def _first_and_last(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return evaluated[0], evaluated[-1]
 
 
-def _share(record: dict[str, Any], name: str, count: str) -> Interval:
-    return wilson(round(record[name] * record[count]), int(record[count]))
+def _share(record: dict[str, Any], name: str) -> Interval:
+    return wilson(round(record[name] * record["eval/pairs"]), int(record["eval/pairs"]))
 
 
 def _shown(value: Interval) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from postgrad.cli.console import number, stderr, stdout, table
 from postgrad.errors import RecipeError
-from postgrad.train.recipe import Base, GRPORecipe, Pipeline
+from postgrad.train.recipe import Base, Pipeline, RLRecipe
 from postgrad.train.recipe_file import LoadedRecipe, load_recipe
 
 
@@ -55,8 +55,8 @@ def _last_run_dir(recipe: Base | Pipeline) -> Path:
     return Path(recipe.run_dir) if isinstance(recipe, Base) else Path(list(recipe.stages.values())[-1].run_dir)
 
 
-def _grpo(loaded: LoadedRecipe, path: Path) -> GRPORecipe:
+def _grpo(loaded: LoadedRecipe, path: Path) -> RLRecipe:
     recipe = list(loaded.recipe.stages.values())[-1] if isinstance(loaded.recipe, Pipeline) else loaded.recipe
-    if not isinstance(recipe, GRPORecipe):
+    if not isinstance(recipe, RLRecipe):
         raise RecipeError("evaluation needs rewards, which only a GRPO recipe has", where=str(path), hint="pass a recipe with method: grpo")
     return recipe

@@ -63,14 +63,12 @@ class Helper:
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    job = pickle.load(requests)
-    while True:
-        try:
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the other side is gone
+        job = pickle.load(requests)
+        while True:
             part, chunk = pickle.load(requests)
-        except EOFError:
-            return
-        pickle.dump(_answer(job, part, chunk), answers, protocol=pickle.HIGHEST_PROTOCOL)
-        answers.flush()
+            pickle.dump(_answer(job, part, chunk), answers, protocol=pickle.HIGHEST_PROTOCOL)
+            answers.flush()
 
 
 def _answer(job: Any, part: int, chunk: Any) -> tuple[str, Any]:

@@ -108,7 +108,8 @@ def length_desensitized_sum(logprobs: Tensor, mask: Tensor, shared: Tensor, *, a
         log π_LD(y) = Σ_{t ≤ l} log π(y_t) + α·Σ_{t > l} log π(y_t),   l = min(|chosen|, |rejected|)
 
     Shapes: logprobs and mask [N, T], `shared` [N] = l -> [N]. α = 1 is the plain sum, α = 0 cuts both answers to one length. Counted
-    tokens are numbered by themselves, whatever stands between them.
+    tokens are numbered by themselves, whatever stands between them. Edge cases: outside the mask nothing counts, whatever is there;
+    non-finite values inside raise `NonFiniteError`.
 
     >>> length_desensitized_sum(torch.tensor([[-1.0, -2.0, -4.0]]), torch.ones(1, 3, dtype=torch.bool), torch.tensor([2]), alpha=0.5)
     tensor([-5.])

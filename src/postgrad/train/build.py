@@ -12,6 +12,7 @@ from postgrad.models.sampler import LocalSampler
 from postgrad.rewards.score import Scorer
 from postgrad.rollout.tools import Toolbox, load_tools
 from postgrad.train import setup
+from postgrad.train.datasets import Dataset
 from postgrad.train.dpo import DPO
 from postgrad.train.evaluate import Evaluator
 from postgrad.train.grpo import GRPO, GRPOParts
@@ -19,9 +20,10 @@ from postgrad.train.kto import KTO
 from postgrad.train.loop import Method, Reporter
 from postgrad.train.model_rewards import Judges
 from postgrad.train.notes import grpo_notes
+from postgrad.train.ppo import PPO, PPOParts
 from postgrad.train.presets import loss_settings
-from postgrad.train.recipe import DPORecipe, GRPORecipe, Recipe, RewardRecipe, SFTRecipe
-from postgrad.train.recorder import Recorder
+from postgrad.train.recipe import DPORecipe, GRPORecipe, PPORecipe, Recipe, RewardRecipe, RLRecipe, SFTRecipe
+from postgrad.train.recorder import IterationRecorder, Recorder
 from postgrad.train.reference_logprobs import precomputed
 from postgrad.train.reward_model import RewardModelling
 from postgrad.train.run_directory import RunDirectory
@@ -47,6 +49,8 @@ def build(recipe: Recipe, base: Path, directory: RunDirectory, reporter: Reporte
             yield build_reward_model(recipe, base, reporter)
         elif isinstance(recipe, DPORecipe):
             yield build_dpo(recipe, base, reporter)
+        elif isinstance(recipe, PPORecipe):
+            yield build_ppo(recipe, base, directory, reporter, stack)
         else:
             yield build_grpo(recipe, base, directory, reporter, stack)
 
@@ -102,7 +106,7 @@ def sampler_progress(reporter: Reporter) -> Callable[[int, int], None]:
 
 
 def make_evaluator(
-    recipe: GRPORecipe,
+    recipe: RLRecipe,
     policy: setup.Policy,
     sampler: LocalSampler,
     toolbox: Toolbox,
@@ -122,7 +126,19 @@ def make_evaluator(
     )
 
 
-def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
+@dataclass(frozen=True)
+class _Sampling:
+    """What GRPO and PPO share: a policy that samples, tools, rewards, prompts, and who judges on held-out prompts."""
+
+    policy: setup.Policy
+    toolbox: Toolbox
+    judges: Judges
+    sampler: LocalSampler
+    evaluator: Evaluator | None
+    data: Dataset[Prompt]
+
+
+def _sampling(recipe: RLRecipe, base: Path, reporter: Reporter, stack: ExitStack) -> _Sampling:
     toolbox = load_tools(recipe.tools, base)
     functions, models = setup.load_recipe_rewards(recipe, base)
     policy = setup.load_policy(recipe)
@@ -132,18 +148,41 @@ def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter
     sampler = policy.sampler(max_batch=recipe.sampler.max_batch, progress=sampler_progress(reporter))
     evaluator = None
     if data.heldout:
-        prompts = data.heldout[: recipe.evaluation.rows]
-        evaluator = make_evaluator(recipe, policy, sampler, toolbox, judges, prompts)
+        evaluator = make_evaluator(recipe, policy, sampler, toolbox, judges, data.heldout[: recipe.evaluation.rows])
+    return _Sampling(policy, toolbox, judges, sampler, evaluator, data)
+
+
+def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
+    shared = _sampling(recipe, base, reporter, stack)
     parts = GRPOParts(
-        policy=policy,
-        engine=setup.make_engine(recipe, policy, with_reference=recipe.loss.kl_coef > 0),
-        sampler=sampler,
-        params=setup.sampling_params(recipe.rollout, policy.chat),
-        toolbox=toolbox,
-        rollout=setup.rollout_config(recipe.rollout, sampler),
-        scorer=judges,
-        prompts=data.train,
-        evaluator=evaluator,
-        record=Recorder(directory, reporter, judges.rewards, loss_settings(recipe.loss, recipe.rollout).scale),
+        policy=shared.policy,
+        engine=setup.make_engine(recipe, shared.policy, with_reference=recipe.loss.kl_coef > 0),
+        sampler=shared.sampler,
+        params=setup.sampling_params(recipe.rollout, shared.policy.chat),
+        toolbox=shared.toolbox,
+        rollout=setup.rollout_config(recipe.rollout, shared.sampler),
+        scorer=shared.judges,
+        prompts=shared.data.train,
+        evaluator=shared.evaluator,
+        record=Recorder(directory, reporter, shared.judges.rewards, loss_settings(recipe.loss, recipe.rollout).scale),
     )
-    return Built(GRPO(recipe, parts), [*data.notes, *grpo_notes(recipe, judges.rewards, policy)])
+    return Built(GRPO(recipe, parts), [*shared.data.notes, *grpo_notes(recipe, shared.judges.rewards, shared.policy)])
+
+
+def build_ppo(recipe: PPORecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
+    shared = _sampling(recipe, base, reporter, stack)
+    critic = setup.load_critic(recipe)
+    parts = PPOParts(
+        policy=shared.policy,
+        actor=setup.make_engine(recipe, shared.policy, with_reference=recipe.loss.kl_coef > 0),
+        critic=setup.make_engine(recipe, critic, with_reference=False, reads="values"),
+        sampler=shared.sampler,
+        params=setup.sampling_params(recipe.rollout, shared.policy.chat),
+        toolbox=shared.toolbox,
+        rollout=setup.rollout_config(recipe.rollout, shared.sampler),
+        scorer=shared.judges,
+        prompts=shared.data.train,
+        evaluator=shared.evaluator,
+        record=IterationRecorder(directory, reporter),
+    )
+    return Built(PPO(recipe, parts), shared.data.notes)

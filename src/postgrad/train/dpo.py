@@ -106,7 +106,7 @@ def pair_numbers(logprobs: Tensor, rows: Rows, loss: DPOLoss) -> PairNumbers:
         return formulas.length_desensitized_sum(values, rows.mask, shared, alpha=loss.length_alpha)
 
     policy = summed(logprobs)
-    reference = summed(rows.per_token["reference_logprobs"]) if "reference_logprobs" in rows.per_token else torch.zeros_like(policy)
+    reference = summed(rows.per_token["reference_logprobs"]) if loss.needs_reference else torch.zeros_like(policy)
     nll = -torch.where(rows.mask, logprobs, 0.0).sum(1)
     return PairNumbers(
         policy[sides.chosen], policy[sides.rejected], reference[sides.chosen], reference[sides.rejected], counts[sides.chosen],

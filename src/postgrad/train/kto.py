@@ -39,7 +39,7 @@ def answer_rows(answers: Sequence[LabelledAnswer], reference: Sequence[Sequence[
 def mismatched(answers: Sequence[LabelledAnswer], others: Iterable[LabelledAnswer] = ()) -> list[LabelledAnswer]:
     """Each prompt with the next answer of the batch (after the last comes the first) that belongs to another prompt.
 
-    A pair's two answers belong to one prompt, so the next row is not always one. Where the batch has no other prompt, the first of `others`.
+    A pair's two answers belong to one prompt, so the next row is not always one. Without another prompt in the batch: of `others`.
     """
     pairs = []
     for index, item in enumerate(answers):
@@ -90,7 +90,8 @@ class KTO:
     ) -> None:
         if recipe.batch.pairs < 2:
             raise RecipeError("kto needs at least 2 answers in a batch: the KL comes from other prompts' answers", where="batch.pairs")
-        if all(item.prompt_ids == train[0].prompt_ids for item in train):
+        first = train[0].prompt_ids
+        if all(item.prompt_ids == first for item in train):
             raise DataError("all answers belong to one prompt: kto compares with answers to other prompts", where="data.train")
         self.recipe, self.policy, self.engine = recipe, policy, engine
         self.train, self.heldout = train, heldout

@@ -19,17 +19,25 @@ from typing import Any, Protocol
 
 from postgrad.errors import Interrupted, RunError
 from postgrad.formulas import NonFiniteError
-from postgrad.protocols import Engine
 from postgrad.train import checkpoint
 from postgrad.train.files import fault, write_json
 from postgrad.train.recipe import Base
 from postgrad.train.run_directory import RunDirectory
 
 
+class Trained(Protocol):
+    """Weights and moments that a checkpoint stores and restores."""
+
+    def save_state(self, folder: Path) -> None: ...
+    def load_state(self, folder: Path) -> None: ...
+
+
 class Method(Protocol):
     """What the loop needs of a training method."""
 
-    engine: Engine
+    @property
+    def engine(self) -> Trained: ...
+
     total_steps: int
     headline: tuple[str, ...]
     """Names of the 4–6 metrics that a person watches."""

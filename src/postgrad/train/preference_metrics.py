@@ -44,7 +44,8 @@ def step_metrics(result: BackwardResult, count: int) -> dict[str, float]:
 def evaluation_metrics(rows: Sequence[TrainRow], logprobs: Sequence[Sequence[float]], loss: DPOLoss) -> dict[str, float]:
     """Held-out pairs: accuracy (how often the chosen answer gained more on the reference) with its 95 % interval, and means."""
     policy = torch.tensor([sum(values) for values in logprobs], dtype=torch.float64)
-    reference = torch.tensor([sum(row.per_token.get("reference_logprobs", ())) for row in rows], dtype=torch.float64)
+    known = [sum(row.per_token["reference_logprobs"]) if loss.needs_reference else 0.0 for row in rows]
+    reference = torch.tensor(known, dtype=torch.float64)
     tokens = torch.tensor([row.trained_tokens for row in rows])
     gain = gains(policy, reference, tokens, loss)
     chosen, rejected = gain[0::2], gain[1::2]

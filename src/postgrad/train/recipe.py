@@ -422,11 +422,98 @@ class DPORecipe(Base):
     evaluation: SFTEvaluation = SFTEvaluation()
 
 
-Recipe = SFTRecipe | RewardRecipe | DPORecipe | GRPORecipe
-METHODS: dict[str, type[SFTRecipe] | type[RewardRecipe] | type[DPORecipe] | type[GRPORecipe]] = {
+class PPOBatch(Section):
+    prompts: PositiveInt = 16
+    """Prompts of one iteration; it holds prompts × rollout.group_size rollouts."""
+    minibatches: PositiveInt = 1
+    """Optimizer steps that one epoch over the iteration's rollouts is split into (whole rollouts)."""
+    epochs: PositiveInt = 2
+    """Passes over the rollouts of one iteration."""
+    tokens_per_micro_batch: PositiveInt = 4096
+    """Tokens computed at once: memory, not mathematics."""
+
+
+class PPORollout(Rollout):
+    group_size: Annotated[int, Field(ge=1)] = 1
+    """Rollouts per prompt; the critic is the baseline, so 1 is enough."""
+
+
+class PPOLoss(Section):
+    clip: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+    """ε: the ratio is clipped to [1 - ε, 1 + ε]."""
+    value_clip: Positive = 0.2
+    """How far the value may move from the one it had at sampling."""
+    gamma: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
+    """Discount per sampled token."""
+    lam: Annotated[float, Field(ge=0.0, le=1.0)] = 0.95
+    """λ of generalised advantage estimation."""
+    whiten_advantages: bool = True
+    """Advantages get mean 0 and variance 1 over the iteration's sampled tokens."""
+    kl_coef: NonNegative = 0.05
+    """Weight of the KL to the policy as it was at the start; 0 = no reference model is kept."""
+    kl_in: Literal["reward", "loss"] = "reward"
+    """Where the KL stands: in the reward of each token, or in the loss. Never in both."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    adaptive_kl_target: Positive | None = None
+    """KL per rollout (nats) that the coefficient is steered to; left out = a fixed coefficient."""
+    adaptive_kl_horizon: Positive = 10000.0
+    """Rollouts over which the coefficient may change by its largest step."""
+    missing_end_penalty: NonNegative = 0.0
+    """Taken from the score of a rollout that a limit cut."""
+    target_kl: Positive | None = None
+    """Updates of an iteration end when the approximate KL to the policy that sampled exceeds this."""
+
+    @model_validator(mode="after")
+    def _acts(self) -> PPOLoss:
+        if self.adaptive_kl_target is not None and (self.kl_coef == 0.0 or self.kl_in != "reward"):
+            raise _refuse("adaptive_kl_target", "steers the KL in the reward: set kl_coef above 0 and kl_in: reward")
+        return self
+
+
+class Critic(Section):
+    model: str | None = None
+    """What the critic starts from: left out = the policy's model with a new head; or a folder (a reward model keeps its head)."""
+    learning_rate: Positive = 1e-5
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Iterations in which only the critic learns."""
+
+
+class PPORecipe(Base):
+    """Actor, critic, reference and reward; with tools it is Agent PPO. A step is one iteration."""
+
+    method: Literal["ppo"]
+    data: PromptData
+    batch: PPOBatch = PPOBatch()
+    rollout: PPORollout = PPORollout()
+    tools: list[str] = []
+    """`file.py:function`, relative to the recipe. With tools this is Agent PPO."""
+    system: str | None = None
+    """A system message put before every prompt that has none."""
+    rewards: Annotated[list[Reward], Field(min_length=1)]
+    loss: PPOLoss = PPOLoss()
+    critic: Critic = Critic()
+    evaluation: Evaluation = Evaluation()
+    sampler: LocalSampler = LocalSampler()
+
+    @model_validator(mode="after")
+    def _possible(self) -> PPORecipe:
+        if self.rollout.top_p < 1.0 or self.rollout.top_k or self.rollout.min_p:
+            raise _refuse(
+                "rollout.top_p", "top_p, top_k and min_p sample from another distribution than the one that is trained; leave them out"
+            )
+        if self.rollout.refill:
+            raise _refuse("rollout.refill", "refills groups that a filter dropped; PPO drops none")
+        return self
+
+
+RLRecipe = GRPORecipe | PPORecipe
+"""Methods that sample rollouts and score them."""
+Recipe = SFTRecipe | RewardRecipe | DPORecipe | RLRecipe
+METHODS: dict[str, type[SFTRecipe] | type[RewardRecipe] | type[DPORecipe] | type[PPORecipe] | type[GRPORecipe]] = {
     "sft": SFTRecipe,
     "reward": RewardRecipe,
     "dpo": DPORecipe,
+    "ppo": PPORecipe,
     "grpo": GRPORecipe,
 }
 

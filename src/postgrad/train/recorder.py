@@ -6,11 +6,30 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from postgrad.rewards.advice import Declared, observed_notes
+from postgrad.train.experience import Experience
 from postgrad.train.judged import JudgedGroup
 from postgrad.train.judging import Scored
 from postgrad.train.loop import Reporter
 from postgrad.train.presets import AdvantageScale
 from postgrad.train.run_directory import RunDirectory
+
+
+@dataclass
+class IterationRecorder:
+    """The same for a PPO iteration: each rollout with its rewards, its score, and the mean of its tokens' advantages."""
+
+    directory: RunDirectory
+    reporter: Reporter
+    said: set[str] = field(default_factory=set)
+
+    def __call__(self, step: int, experience: Experience) -> None:
+        self.directory.write_rollouts(step, experience.records(step))
+        for failure in experience.raw.scores.failures:
+            self.directory.event("reward_failure", step=step, **asdict(failure))
+            kind = f"failure {failure.reward} {failure.kind}"
+            if kind not in self.said:
+                self.said.add(kind)
+                self.reporter.note(f"reward {failure.reward} failed at {failure.row}: {failure.message}")
 
 
 @dataclass

@@ -20,7 +20,7 @@ from postgrad.train.build import build, make_evaluator, sampler_progress
 from postgrad.train.evaluate import Evaluation
 from postgrad.train.loop import Reporter, SilentReporter, fit
 from postgrad.train.model_rewards import Judges
-from postgrad.train.recipe import GRPORecipe, Pipeline, Recipe
+from postgrad.train.recipe import Pipeline, Recipe, RLRecipe
 from postgrad.train.recipe_file import LoadedRecipe, parse_recipe
 from postgrad.train.run_directory import open_pipeline, open_run
 
@@ -90,7 +90,7 @@ def stage_recipe(pipeline: Pipeline, recipe: Recipe) -> Recipe:
         return str((Path(pipeline.stages[name.removeprefix("stage:")].run_dir) / "model").resolve())
 
     update: dict[str, object] = {"model": folder(recipe.model)}
-    if isinstance(recipe, GRPORecipe):
+    if isinstance(recipe, RLRecipe):
         update["rewards"] = [reward.model_copy(update={"use": folder(reward.use)}) for reward in recipe.rewards]
     return recipe.model_copy(update=update)
 
@@ -106,7 +106,7 @@ def _run_one(recipe: Recipe, loaded: LoadedRecipe, reporter: Reporter, *, name: 
 
 
 def evaluate(
-    recipe: GRPORecipe, base: Path, *, model: str, data: str | None = None, rows: int | None = None, reporter: Reporter | None = None
+    recipe: RLRecipe, base: Path, *, model: str, data: str | None = None, rows: int | None = None, reporter: Reporter | None = None
 ) -> Evaluation:
     """Score `model` with the recipe's tools, rewards, limits and evaluation settings. Trains nothing.
 

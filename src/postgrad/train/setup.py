@@ -39,7 +39,7 @@ from postgrad.rollout import RolloutConfig
 from postgrad.rollout.tools import Toolbox, load_tools
 from postgrad.train.datasets import Dataset, dataset, file_names, open_file, open_rows
 from postgrad.train.model_rewards import ModelReward, load_model_reward, names_model
-from postgrad.train.recipe import Base, DPORecipe, GRPORecipe, Recipe, RewardRecipe, Rollout, SFTRecipe
+from postgrad.train.recipe import Base, DPORecipe, PPORecipe, Recipe, RewardRecipe, RLRecipe, Rollout, SFTRecipe
 from postgrad.types import Prompt, TrainRow
 
 
@@ -71,6 +71,12 @@ def load_frozen_policy(model: str, recipe: Base | None = None) -> Policy:
 def load_scalar_policy(recipe: Base) -> Policy:
     """A model with a scalar head, for reward models."""
     return _policy(load_scalar(recipe.model, adapter=recipe.adapter, dtype=recipe.dtype, seed=recipe.seed), recipe)
+
+
+def load_critic(recipe: PPORecipe) -> Policy:
+    """The critic: the policy's model with a new head, or the model that the recipe names, whose head is kept if it has one."""
+    model = load_scalar(recipe.critic.model or recipe.model, adapter=recipe.adapter, dtype=recipe.dtype, seed=recipe.seed)
+    return Policy(model, ChatFormat(model.tokenizer, stop_ids=model.stop_ids))
 
 
 def _policy(model: LanguageModel, recipe: Base | None) -> Policy:
@@ -156,13 +162,13 @@ def as_answers(pairs: Sequence[Pair]) -> list[LabelledAnswer]:
     ]
 
 
-def load_prompts(recipe: GRPORecipe, policy: Policy, base: Path, *, toolbox: Toolbox, work: Work = DEFAULT_WORK) -> Dataset[Prompt]:
+def load_prompts(recipe: RLRecipe, policy: Policy, base: Path, *, toolbox: Toolbox, work: Work = DEFAULT_WORK) -> Dataset[Prompt]:
     """Training and held-out prompts."""
     train, heldout = open_rows(recipe, base)
     return dataset(train, heldout, lambda rows: _prompts(rows, recipe, policy, toolbox, work), seed=recipe.seed)
 
 
-def load_heldout(recipe: GRPORecipe, policy: Policy, base: Path, *, file: str | None, toolbox: Toolbox) -> Sequence[Prompt]:
+def load_heldout(recipe: RLRecipe, policy: Policy, base: Path, *, file: str | None, toolbox: Toolbox) -> Sequence[Prompt]:
     """The recipe's held-out prompts, or those of another file, read as the recipe reads its own."""
     rows = open_rows(recipe, base)[1] if file is None else open_file(file, recipe, base)
     if rows is None:
@@ -170,7 +176,7 @@ def load_heldout(recipe: GRPORecipe, policy: Policy, base: Path, *, file: str | 
     return _prompts(rows, recipe, policy, toolbox, DEFAULT_WORK)[0]
 
 
-def _prompts(rows: RowSource, recipe: GRPORecipe, policy: Policy, toolbox: Toolbox, work: Work) -> tuple[Sequence[Prompt], DataReport]:
+def _prompts(rows: RowSource, recipe: RLRecipe, policy: Policy, toolbox: Toolbox, work: Work) -> tuple[Sequence[Prompt], DataReport]:
     data = prepare_prompts(
         rows, policy.chat, max_prompt_tokens=recipe.data.max_length, overlong=recipe.data.overlong, tools=toolbox.specs,
         system=recipe.system, text_prompts=recipe.data.text_prompts, work=work,
@@ -183,7 +189,7 @@ def read_prompts(file: Path, policy: Policy, toolbox: Toolbox, *, system: str | 
     return prepare_prompts(load_rows(file), policy.chat, tools=toolbox.specs, system=system).prompts
 
 
-def load_recipe_rewards(recipe: GRPORecipe, base: Path) -> tuple[list[LoadedReward], list[ModelReward]]:
+def load_recipe_rewards(recipe: RLRecipe, base: Path) -> tuple[list[LoadedReward], list[ModelReward]]:
     """(reward functions, reward models) that the recipe names."""
     folders = [(reward, names_model(reward, base)) for reward in recipe.rewards]
     functions = load_rewards([reward.model_dump() for reward, folder in folders if folder is None], base)
@@ -228,8 +234,8 @@ def sampling_params(rollout: Rollout, chat: ChatFormat, *, temperature: float | 
 
 def input_hashes(recipe: Recipe, base: Path) -> dict[str, str]:
     """sha256 of every local file that the run's numbers depend on: data, reward files, tool files."""
-    rewards = recipe.rewards if isinstance(recipe, GRPORecipe) else []
-    tools = recipe.tools if isinstance(recipe, SFTRecipe | GRPORecipe) else []
+    rewards = recipe.rewards if isinstance(recipe, RLRecipe) else []
+    tools = recipe.tools if isinstance(recipe, SFTRecipe | RLRecipe) else []
     code = [*tools, *(reward.use for reward in rewards)]
     paths = {*file_names(recipe.data), *(item.split(":")[0] for item in code)}
     return {name: hashlib.sha256((base / name).read_bytes()).hexdigest() for name in sorted(paths) if (base / name).is_file()}
