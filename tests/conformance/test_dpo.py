@@ -69,9 +69,9 @@ def random_pairs() -> list[Pair]:
     ]
 
 
-def policy_and_reference(architecture: Architecture = "llama") -> tuple[Any, Any]:
+def policy_and_reference(architecture: Architecture = "llama", *, size: float = 0.03) -> tuple[Any, Any]:
     reference = tiny_model(architecture)
-    same.drift(0.03, seed=9)(reference)
+    same.drift(size, seed=9)(reference)
     return tiny_model(architecture), reference
 
 
@@ -125,7 +125,9 @@ def tokenised(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
 def both(
     folder: Path, ours: dict[str, Any], architecture: Architecture = "llama", *, accumulate: int = 1, **theirs: Any
 ) -> tuple[same.Step, same.Step]:
-    policy, reference = policy_and_reference(architecture)
+    policy, reference = policy_and_reference(
+        architecture, size=0.15 if "aot" in str(ours) else 0.03
+    )  # far enough to change the sorted order
     pairs = random_pairs()
     trainer = trainer_of(copy.deepcopy(policy), copy.deepcopy(reference), tokenised(pairs), folder, accumulate=accumulate, **theirs)
     return our_step(policy, reference, pairs, ours), their_step(trainer)
@@ -163,12 +165,26 @@ def test_the_sigmoid_loss_reads_label_smoothing(tmp_path: Path) -> None:
 def test_a_loss_that_sorts_the_batch_sorts_all_of_it(tmp_path: Path) -> None:
     """The difference: TRL sorts each micro-batch by itself, so the loss changes with gradient accumulation; here it never does."""
     _, whole = both(tmp_path / "1", {"kind": "aot"}, loss_type=["aot"])
-    ours, apart = both(tmp_path / "2", {"kind": "aot"}, accumulate=3, loss_type=["aot"])
+    ours, apart = both(tmp_path / "2", {"kind": "aot"}, accumulate=6, loss_type=["aot"])
     same.assert_same_step(ours, whole)
     assert same.largest_difference(apart.gradients, whole.gradients) > 0.02
 
 
-@pytest.mark.parametrize("kind", ["sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop"])
+PER_TOKEN = pytest.mark.xfail(strict=True, reason="the constant of f' does not cancel once each side is divided by its own length")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "sigmoid",
+        "hinge",
+        "exo_pair",
+        "robust",
+        "discopop",
+        pytest.param("sigmoid_norm", marks=PER_TOKEN),
+        pytest.param("ipo", marks=PER_TOKEN),
+    ],
+)
 @pytest.mark.parametrize(("divergence", "theirs"), [("forward_kl", "forward_kl"), ("js", "js_divergence")])
 def test_other_divergences(divergence: str, theirs: str, kind: str, tmp_path: Path) -> None:
     smoothing = 0.1 if kind in SMOOTHED else 0.0

@@ -19,7 +19,7 @@ from postgrad.chat import ChatFormat
 from postgrad.data import Pair, load_rows, prepare_preferences
 from postgrad.data.preferences import Answer
 from postgrad.models.scalar import load_scalar
-from postgrad.testing.tiny import Architecture, tiny_model, tiny_tokenizer
+from postgrad.testing.tiny import CHATML, Architecture, tiny_model, tiny_tokenizer
 from postgrad.train.recipe import RewardRecipe
 from postgrad.train.reward_model import RewardModelling
 
@@ -75,14 +75,23 @@ def our_step(model: Any, pairs: Sequence[Pair], *, center: float = 0.0, budget: 
 
 
 def trainer_of(
-    model: Any, rows: Sequence[dict[str, Any]], folder: Path, *, accumulate: int, tokenizer: Any = None, **config: Any
+    model: Any,
+    rows: Sequence[dict[str, Any]],
+    folder: Path,
+    *,
+    accumulate: int,
+    template: str = CHATML,
+    padding: str = PADDING,
+    **config: Any,
 ) -> RewardTrainer:
     batching = {"per_device_train_batch_size": len(rows) // accumulate, "gradient_accumulation_steps": accumulate, "max_steps": 1}
+    tokenizer = tiny_tokenizer(template)
+    tokenizer.pad_token = padding
     return RewardTrainer(
         model,
-        args=RewardConfig(str(folder / "trl"), **trl_side._COMMON | batching | {"pad_token": PADDING} | config),
+        args=RewardConfig(str(folder / "trl"), **trl_side._COMMON | batching | config),
         train_dataset=Dataset.from_list(list(rows)),
-        processing_class=tokenizer or tiny_tokenizer(),
+        processing_class=tokenizer,
     )
 
 
@@ -136,7 +145,7 @@ def test_pairs_of_a_file(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     pairs = prepare_preferences(load_rows(file), ChatFormat(tiny_tokenizer(END_IS_LAST)), max_length=500).pairs
     model = scalar_model(tmp_path)
-    trainer = trainer_of(copy.deepcopy(model), rows, tmp_path, accumulate=2, tokenizer=tiny_tokenizer(END_IS_LAST))
+    trainer = trainer_of(copy.deepcopy(model), rows, tmp_path, accumulate=2, template=END_IS_LAST)
     assert tokenised(pairs) == [{key: row[key] for key in ("chosen_ids", "rejected_ids")} for row in trainer.train_dataset]
     same.assert_same_step(our_step(model, pairs, budget=100), their_step(trainer))
 
@@ -157,7 +166,7 @@ def test_trl_scores_the_token_before_the_end_where_the_end_is_the_padding(tmp_pa
     pairs = random_pairs()
     model = scalar_model(tmp_path)
     model.config.pad_token_id = same.EOS
-    theirs = their_step(trainer_of(copy.deepcopy(model), tokenised(pairs), tmp_path, accumulate=1, pad_token="<|im_end|>"))
+    theirs = their_step(trainer_of(copy.deepcopy(model), tokenised(pairs), tmp_path, accumulate=1, padding="<|im_end|>"))
     ours = our_step(copy.deepcopy(model), pairs)
     assert same.largest_difference(ours.gradients, theirs.gradients) > 0.1
     without = [

@@ -127,8 +127,24 @@ def test_a_mapped_column_that_no_row_has_lists_what_is_there():
         ({"prompt": []}, "takes a column name"),
         ({"prompt": "q", "user": "q"}, "mixes prompt/completion and roles"),
         ({"assistant": "a"}, "without a question"),
+        ({"completion": "a"}, "without a question"),
+        ({"prompt": "q", "chosen": "a"}, "a pair needs both sides"),
     ],
 )
 def test_a_map_that_means_nothing_is_a_recipe_error(columns, message):
     with pytest.raises(RecipeError, match=message):
         rows_from([{"q": "a", "a": "b"}], columns=columns)
+
+
+def test_pairs_under_other_names_are_mapped():
+    rows = rows_from(
+        [{"query": "q", "better": "b", "worse": "w", "id": 1}], columns={"user": "query", "chosen": "better", "rejected": "worse"}
+    )
+    assert rows.format == "preference"
+    assert rows.read()[0].fields == {"id": 1, "prompt": [{"role": "user", "content": "q"}], "chosen": "b", "rejected": "w"}
+
+
+def test_a_map_takes_away_columns_that_would_make_another_format():
+    rows = rows_from([{"q": "one", "a": "two", "messages": MESSAGES, "chosen": "x"}], columns={"prompt": "q", "completion": "a"})
+    assert rows.format == "prompt+completion"
+    assert rows.read()[0].fields == {"prompt": "one", "completion": "two"}

@@ -228,7 +228,7 @@ def test_a_cut_off_arrow_file_is_an_error(tmp_path, stream):
     path = tmp_path / "a.arrow"
     arrow_file(path, [{"prompt": str(i) * 100, "completion": "b"} for i in range(50)], stream=stream)
     path.write_bytes(path.read_bytes()[:-700])
-    with pytest.raises(DataError, match="not a readable Arrow file|cannot read the file"):
+    with pytest.raises(DataError, match=r"not a readable Arrow file|cannot read the file"):
         load_rows(path).read()
 
 
@@ -269,3 +269,18 @@ def test_lines_keep_their_numbers_across_chunks(write, monkeypatch):
     lines = [f'{{"prompt": "{i}", "completion": "b"}}' if i % 7 else "" for i in range(1, 200)]
     rows = load_rows(write("a.jsonl", "\n".join(lines))).read()
     assert [(row.name, row.fields["prompt"]) for row in rows] == [(f"a.jsonl:{i}", str(i)) for i in range(1, 200) if i % 7]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.jsonl", b"PAR1\x15\x04\xff\xfe", "not UTF-8"),
+        ("a.jsonl", f"[{GOOD}]", "a row is a JSON object, not list"),
+        ("a.jsonl", "prompt,completion\na,b\n", "broken JSON"),
+        ("a.parquet", GOOD, "not a readable parquet file"),
+    ],
+)
+def test_a_wrong_extension_is_an_error_that_names_the_file(write, name, content, reason):
+    with pytest.raises(DataError, match=reason) as error:
+        load_rows(write(name, content))
+    assert name in str(error.value.where)

@@ -24,7 +24,7 @@ SHAPES = {
     "assistant masks": {"input_ids": [A, B, C, END], "assistant_masks": [0, 0, 1, 1]},
     "loss mask": {"input_ids": [A, B, C, END], "loss_mask": [False, False, True, True]},
     "two lists": {"prompt_ids": [A, B], "completion_ids": [C, END]},
-    "right padding": {"input_ids": [A, B, C, END, END, END], "labels": [-100, -100, C, END, -100, -100], "attention_mask": [1, 1, 1, 1, 0, 0]},
+    "right padding": {"input_ids": [A, B, C, END, END], "labels": [-100, -100, C, END, -100], "attention_mask": [1, 1, 1, 1, 0]},
     "left padding": {"input_ids": [END, END, A, B, C, END], "completion_mask": [0, 0, 0, 0, 1, 1], "attention_mask": [0, 0, 1, 1, 1, 1]},
     "null labels beside a mask": {"input_ids": [A, B, C, END], "labels": None, "completion_mask": [0, 0, 1, 1]},
 }  # fmt: skip

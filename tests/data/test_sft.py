@@ -309,7 +309,7 @@ def test_rejected_lines_of_the_file_are_counted_too(tmp_path):
 
 
 def test_prompts_without_answers_are_refused():
-    with pytest.raises(DataError, match="sft needs .* and these are prompt rows") as error:
+    with pytest.raises(DataError, match=r"sft needs .* and these are prompt rows") as error:
         prepare_sft(rows_from([{"prompt": "one"}]), CHAT, max_length=99)
     assert "{prompt: question, completion: answer}" in str(error.value.hint)
 

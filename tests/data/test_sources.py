@@ -111,7 +111,7 @@ def test_bad_rows_of_all_files_count_together():
     bad = {"prompt": "a", "completion": ""}
     parts = [rows_from([ROWS[0], bad], name="a"), rows_from([ROWS[1], bad], name="b")]
     assert prepare_sft(mix(parts, max_bad=2), CHAT, max_length=99).report.dropped == {"rejected": 2}
-    with pytest.raises(DataError, match="2 rows rejected, data.max_bad is 1"):
+    with pytest.raises(DataError, match=r"2 rows rejected, data\.max_bad is 1"):
         prepare_sft(mix(parts, max_bad=1), CHAT, max_length=99)
 
 

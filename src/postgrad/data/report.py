@@ -168,11 +168,12 @@ def _nothing_left(name: str, tally: Tally, dropped: Mapping[str, int], limit: Li
     too_long = tally.dropped["too_long"]
     if not tally.rows:
         return DataError("no row is left on this side of the split", where=name, hint="choose another share or seed, or name a file")
-    if too_long < tally.rows:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+    reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items() if reason != "too_long")
+    if not too_long:
         return DataError(f"no row is left to train on: {reasons} of {tally.rows}", where=name, hint="see `postgrad data show`")
     if limit.overlong == "cut" or tally.counts["hopeless"] >= too_long:
         what = f"{too_long} of {tally.rows} rows have no completion token inside max_length={limit.max_length}"
     else:
         what = f"{too_long} of {tally.rows} rows are longer than max_length={limit.max_length}"
-    return DataError(f"{what}; the shortest needs {tally.needed}", where=name, hint=f"set max_length to {tally.needed} or more")
+    what += f"; the shortest needs {tally.needed}" + (f"; the other rows: {reasons}" if reasons else "")
+    return DataError(what, where=name, hint=f"set max_length to {tally.needed} or more")

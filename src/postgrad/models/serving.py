@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
@@ -36,6 +36,43 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+class FusedLinears(nn.Module):
+    """Linear layers that read the same input, as one: a decode step is bound by the number of products and by reading weights."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        first: Tensor | None = getattr(layers[0], "bias", None)
+        joined = None if first is None else torch.cat([layer.bias.detach() for layer in layers])
+        self._product = PackedLinear(torch.cat([layer.weight.detach() for layer in layers]), joined)
+        self._widths = [layer.out_features for layer in layers]
+        self._input: Tensor | None = None
+        self._outputs: list[Tensor] = []
+
+    def output(self, index: int, x: Tensor) -> Tensor:
+        """What layer `index` makes of x. All are made at the first call; the others take theirs when they are called with the same x."""
+        if self._input is not x:
+            self._input, self._outputs = x, list(self._product(x).split(self._widths, -1))
+        result = self._outputs[index]
+        if index == len(self._widths) - 1:
+            self._input, self._outputs = None, []
+        return result
+
+
+class FusedPart(nn.Module):
+    """One layer of `FusedLinears`, in the place of the original."""
+
+    def __init__(self, fused: FusedLinears, index: int) -> None:
+        super().__init__()
+        self._fused, self._index = fused, index
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._fused.output(self._index, x)
+
+
+_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names under which transformers' decoders keep linear layers that read the same input, in the order in which they are called."""
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
@@ -151,7 +188,20 @@ def _folded(live: Any, dtype: torch.dtype) -> nn.Module:
 
 
 def _pack_linears(model: PreTrainedModel) -> None:
-    """Swap every plain linear layer for a packed one. Exact type: a subclass may compute something else."""
+    """Swap every plain linear layer for a packed one, siblings that read the same input for one together.
+
+    Exact type: a subclass may compute something else.
+    """
+    for parent in list(model.modules()):
+        for names in _SIBLINGS:
+            layers = [getattr(parent, name, None) for name in names]
+            if (
+                all(type(layer) is nn.Linear for layer in layers)
+                and len({layer.bias is None for layer in cast("list[nn.Linear]", layers)}) == 1
+            ):
+                fused = FusedLinears(cast("list[nn.Linear]", layers))
+                for index, name in enumerate(names):
+                    setattr(parent, name, FusedPart(fused, index))
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear:
             bias: Tensor | None = getattr(module, "bias", None)

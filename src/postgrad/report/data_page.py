@@ -30,4 +30,13 @@ def report_page(report: DataReport, items: Sequence[Item]) -> str:
 
 def _page(**values: Any) -> str:
     source = files("postgrad.report").joinpath("data_page.html.jinja").read_text(encoding="utf-8")
-    return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(source).render(**values)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_visible)
+    return environment.from_string(source).render(**values)
+
+
+def _visible(value: Any) -> Any:
+    """Control characters and those that reorder text written as escapes, so that a row cannot change how the page reads."""
+    if not isinstance(value, str) or value.isprintable():
+        return value
+    shown = "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in value)
+    return type(value)(shown)

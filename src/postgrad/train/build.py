@@ -171,11 +171,10 @@ def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter
 
 def build_ppo(recipe: PPORecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
     shared = _sampling(recipe, base, reporter, stack)
-    critic = setup.load_critic(recipe)
     parts = PPOParts(
         policy=shared.policy,
         actor=setup.make_engine(recipe, shared.policy, with_reference=recipe.loss.kl_coef > 0),
-        critic=setup.make_engine(recipe, critic, with_reference=False, reads="values"),
+        critic=setup.make_critic(recipe, shared.policy),
         sampler=shared.sampler,
         params=setup.sampling_params(recipe.rollout, shared.policy.chat),
         toolbox=shared.toolbox,

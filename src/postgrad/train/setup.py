@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from postgrad.chat.format import ChatFormat
 from postgrad.data import (
@@ -30,6 +30,8 @@ from postgrad.errors import RecipeError
 from postgrad.models.engine import LocalEngine, OptimizerConfig
 from postgrad.models.loading import LanguageModel, load
 from postgrad.models.reference import reference_of
+from postgrad.models.role_engine import RoleEngine
+from postgrad.models.roles import add_critic
 from postgrad.models.sampler import LocalSampler
 from postgrad.models.saving import save
 from postgrad.models.scalar import load_scalar
@@ -91,18 +93,28 @@ def _policy(model: LanguageModel, recipe: Base | None) -> Policy:
 
 def make_engine(recipe: Recipe, policy: Policy, *, with_reference: bool, reads: Literal["logprobs", "values"] = "logprobs") -> LocalEngine:
     """The engine of a run. The reference is made here, before any checkpoint is restored: it is the policy at the start."""
-    optimizer = recipe.optimizer
     return LocalEngine(
-        policy.model.model,
-        reference=reference_of(policy.model) if with_reference else None,
-        tokens_per_micro_batch=recipe.batch.tokens_per_micro_batch,
-        autocast=policy.model.autocast,
-        optimizer=OptimizerConfig(betas=optimizer.betas, eps=optimizer.eps, weight_decay=optimizer.weight_decay),
-        max_grad_norm=optimizer.max_grad_norm,
-        dropout=recipe.method
-        in ("sft", "reward"),  # elsewhere log-probs are compared: with dropout policy and reference would differ at the start
-        reads=reads,
+        policy.model.model, reference=reference_of(policy.model) if with_reference else None, reads=reads, **_engine_options(recipe, policy)
     )
+
+
+def make_critic(recipe: PPORecipe, policy: Policy) -> LocalEngine:
+    """The critic's engine: with an adapter it lives on the actor's frozen base, otherwise it is a model of its own."""
+    if recipe.adapter is not None and recipe.critic.model is None:
+        return RoleEngine(add_critic(policy.model, recipe.adapter, seed=recipe.seed), **_engine_options(recipe, policy))
+    return make_engine(recipe, load_critic(recipe), with_reference=False, reads="values")
+
+
+def _engine_options(recipe: Recipe, policy: Policy) -> dict[str, Any]:
+    optimizer = recipe.optimizer
+    return {
+        "tokens_per_micro_batch": recipe.batch.tokens_per_micro_batch,
+        "autocast": policy.model.autocast,
+        "optimizer": OptimizerConfig(betas=optimizer.betas, eps=optimizer.eps, weight_decay=optimizer.weight_decay),
+        "max_grad_norm": optimizer.max_grad_norm,
+        # Elsewhere log-probs are compared: with dropout, policy and reference would differ at the start.
+        "dropout": recipe.method in ("sft", "reward"),
+    }
 
 
 def load_sft(recipe: SFTRecipe, policy: Policy, base: Path, *, work: Work = DEFAULT_WORK) -> Dataset[TrainRow]:
