@@ -55,8 +55,11 @@ class PairEngine(same.RecordingEngine):
         return LocalEngine.forward_backward(self, rows, counted, temperature=temperature)
 
 
-def random_pairs() -> list[Pair]:
-    """Ragged pairs of arbitrary tokens; one answer is a single token."""
+def random_pairs(*, level: bool = False) -> list[Pair]:
+    """Ragged pairs of arbitrary tokens; one answer is a single token.
+
+    level: both answers of a pair are equally long, so that the tokens and not the lengths decide the order of the differences.
+    """
     generator = torch.Generator().manual_seed(3)
 
     def ids(length: int) -> tuple[int, ...]:
@@ -64,7 +67,7 @@ def random_pairs() -> list[Pair]:
 
     lengths = ((4, 2, 9), (2, 5, 1), (11, 3, 3), (3, 12, 2), (7, 2, 6), (1, 8, 4))
     return [
-        Pair(f"rows:{n}", ids(prompt), *(Answer(ids(length), (True,) * length) for length in sides))
+        Pair(f"rows:{n}", ids(prompt), *(Answer(ids(length), (True,) * length) for length in (sides[:1] * 2 if level else sides)))
         for n, (prompt, *sides) in enumerate(lengths)
     ]
 
@@ -125,10 +128,9 @@ def tokenised(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
 def both(
     folder: Path, ours: dict[str, Any], architecture: Architecture = "llama", *, accumulate: int = 1, **theirs: Any
 ) -> tuple[same.Step, same.Step]:
-    policy, reference = policy_and_reference(
-        architecture, size=0.15 if "aot" in str(ours) else 0.03
-    )  # far enough to change the sorted order
-    pairs = random_pairs()
+    sorts = "aot" in str(ours) or "aot" in str(theirs)
+    policy, reference = policy_and_reference(architecture, size=0.1 if sorts else 0.03)
+    pairs = random_pairs(level=sorts)
     trainer = trainer_of(copy.deepcopy(policy), copy.deepcopy(reference), tokenised(pairs), folder, accumulate=accumulate, **theirs)
     return our_step(policy, reference, pairs, ours), their_step(trainer)
 

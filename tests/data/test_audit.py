@@ -208,3 +208,17 @@ def test_the_steps_of_the_histogram_hold_every_row_and_end_at_the_limit():
     assert bins == [(1, 25, 2), (26, 50, 3), (51, 75, 0), (76, 100, 1), (101, 900, 5)]
     assert sum(count for *_, count in bins) == 11
     assert DataReport(source="f", format="text", rows=0, kept=0).length_bins() == []
+
+
+def test_results_that_become_user_messages_are_noted():
+    skip = "{% if message.role == 'tool' %}{% continue %}{% endif %}{{ '<|im_start|>' + message['role']"
+    deaf = ChatFormat(tiny_tokenizer(CHATML.replace("{{ '<|im_start|>' + message['role']", skip)))
+    call = {"function": {"name": "add", "arguments": {"a": 1}}}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "b"},
+    ]
+    assert found(check({"messages": messages}, chat=deaf), "tool_as_user").count == 1
+    assert found(check({"messages": messages}), "tool_as_user") is None

@@ -35,7 +35,7 @@ from postgrad.train.reward_model import (
     reward_model_findings,
     score_rows,
 )
-from postgrad.train.run import run
+from postgrad.train.run import resume, run
 from postgrad.train.run_directory import read_jsonl
 from postgrad.train.setup import Policy
 from postgrad.train.statistics import spearman
@@ -319,7 +319,7 @@ evaluation: {{every: 4}}
 checkpoint: {{every: 3}}
 {adapter}
 """
-ADAPTER = "adapter: {kind: lora, rank: 4, dropout: 0.1}"
+ADAPTER = "adapter: {kind: lora, rank: 4}"
 
 
 def preference(number: int) -> dict[str, Any]:
@@ -349,8 +349,7 @@ def logged(run_dir: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("adapter", ["", ADAPTER], ids=["full", "adapter"])
 def test_a_whole_run_learns_is_killed_and_goes_on_bit_for_bit(adapter, base, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "cache"))
-    done = command("train", str(make_task(tmp_path / "whole", base, adapter)))
-    assert done.returncode == 0, done.stderr
+    run(load_recipe(make_task(tmp_path / "whole", base, adapter)))
     whole = logged(tmp_path / "whole" / "run")
     assert whole[-1]["accuracy"] == 1.0
     assert whole[-1]["eval/accuracy"] == 1.0
@@ -359,8 +358,7 @@ def test_a_whole_run_learns_is_killed_and_goes_on_bit_for_bit(adapter, base, tmp
 
     done = command("train", str(make_task(tmp_path / "killed", base, adapter)), fault="step:5")
     assert done.returncode == -signal.SIGKILL, done.stderr
-    done = command("resume", str(tmp_path / "killed" / "run"))
-    assert done.returncode == 0, done.stderr
+    resume(tmp_path / "killed" / "run")
     assert logged(tmp_path / "killed" / "run") == whole
     weights = [tmp_path / which / "run" / "model" / "model.safetensors" for which in ("whole", "killed")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
@@ -376,7 +374,7 @@ def test_the_recipes_seed_keys_dropout(base, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "cache"))
     for number in (1, 2):
         torch.manual_seed(number)
-        run(load_recipe(make_task(tmp_path / str(number), base, ADAPTER)))
+        run(load_recipe(make_task(tmp_path / str(number), base, "adapter: {kind: lora, rank: 4, dropout: 0.1}")))
     assert logged(tmp_path / "1" / "run") == logged(tmp_path / "2" / "run")
 
 

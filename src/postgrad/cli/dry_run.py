@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from postgrad.cli.console import number, reporter, stdout
-from postgrad.cli.data import marked, visible
+from postgrad.cli.data_view import marked, visible
 from postgrad.train.build import build
 from postgrad.train.dpo import DPO
 from postgrad.train.grpo import GRPO
