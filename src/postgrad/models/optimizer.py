@@ -47,7 +47,7 @@ class Optimizer:
         gradients = [weight.grad for weight in self.weights.values() if weight.grad is not None]
         if not gradients:
             return 0.0
-        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+        norms = [torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32)) for gradient in gradients]
         return float(torch.linalg.vector_norm(torch.stack(norms)))
 
     def non_finite(self) -> list[str]:
