@@ -6,6 +6,7 @@ The oracle reads the definition of each quantity and loops over tokens; it share
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,7 +40,15 @@ SCORES = Scores(("r",), (1.0,), ("outcome",), np.asarray(TOTALS)[:, None], 2)
 
 def recipe(**loss):
     return PPORecipe.model_validate(
-        {"method": "ppo", "model": "m", "run_dir": "r", "max_steps": 1, "data": {"train": "p.jsonl"}, "rewards": [{"use": "x"}], "loss": loss}
+        {
+            "method": "ppo",
+            "model": "m",
+            "run_dir": "r",
+            "max_steps": 1,
+            "data": {"train": "p.jsonl"},
+            "rewards": [{"use": "x"}],
+            "loss": loss,
+        }
     )
 
 
@@ -112,7 +121,9 @@ def test_an_iteration_is_what_the_definitions_say(models, options):
     old_engine = engine.logprobs(raw.policy_rows)
     assert np.allclose(np.concatenate(old_engine), np.concatenate(now), atol=1e-9)
     engine_values = values_engine.values(raw.value_rows)
-    expected_values = [[*v.tolist(), last.item()] if r.stop.truncated else v.tolist() for r, (v, last) in zip(ROLLOUTS, valued, strict=True)]
+    expected_values = [
+        [*v.tolist(), last.item()] if r.stop.truncated else v.tolist() for r, (v, last) in zip(ROLLOUTS, valued, strict=True)
+    ]
     assert np.allclose(np.concatenate(engine_values), np.concatenate(expected_values), atol=1e-9)
     experience = raw.finished(old_engine, base, engine_values, loss=given, kl_coef=given.kl_coef)
 
@@ -182,6 +193,10 @@ def _same_gradient(model, outputs, slopes):
     model.zero_grad()
 
 
+def poisoned(row, column, poison):
+    return [value if flag else poison for value, flag in zip(column, row.trained, strict=True)]
+
+
 def test_changing_anything_under_the_mask_changes_nothing(models):
     """AReaL#1346, OpenRLHF#1240: masked values reached the loss."""
     actor, critic, _ = models
@@ -192,13 +207,10 @@ def test_changing_anything_under_the_mask_changes_nothing(models):
         engine, values = LocalEngine(actor), LocalEngine(critic, reads="values")
         old = engine.logprobs(raw.policy_rows)
         experience = raw.finished(old, old, values.values(raw.value_rows), loss=given, kl_coef=0.1)
-        rows = [
-            type(row)(
-                row.token_ids, row.trained, row.group, row.shared_prefix,
-                {name: [v if flag else poison for v, flag in zip(column, row.trained, strict=True)] for name, column in row.per_token.items()},
-            )
-            for row in experience.rows
-        ]  # fmt: skip
+        rows = []
+        for row in experience.rows:
+            columns = {name: poisoned(row, column, poison) for name, column in row.per_token.items()}
+            rows.append(replace(row, per_token=columns))
         first = engine.forward_backward(rows, actor_loss(recipe(kl_coef=0.1), 0.1, tokens=14.0))
         gradient = torch.cat([weight.grad.flatten() for weight in actor.parameters()])
         actor.zero_grad()

@@ -72,8 +72,8 @@ def test_every_three_problems_hold_each_operator_once(seed, make):
 
 def test_templates_are_used_alike():
     used = Counter(problem.template for problem in task.train_problems(0, count=360))
-    assert set(used.values()) == {30}
-    assert len(used) == 12
+    assert set(used.values()) == {15}
+    assert len(used) == 24
 
 
 def test_answers_are_right_and_positive_and_no_number_of_the_question():

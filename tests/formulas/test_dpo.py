@@ -87,8 +87,14 @@ def test_divergences_replace_the_log_ratio() -> None:
     assert _loss(A, B, divergence="js") == pytest.approx(_nls(js))
     assert _loss(A, B, divergence="forward_kl") == pytest.approx(_nls(forward))
     assert _loss(A, B, loss="hinge", divergence="js") == pytest.approx(1 - js)
-    per_token = 0.5 * (math.log(_sigma(A)) / 2 - math.log(_sigma(B)) / 4)
+    per_token = 0.5 * (math.log(2 * _sigma(A)) / 2 - math.log(2 * _sigma(B)) / 4)  # f' is 0 where policy = reference
     assert _loss(A, B, loss="sigmoid_norm", divergence="js") == pytest.approx(_nls(per_token))
+
+
+@pytest.mark.parametrize("divergence", ["reverse_kl", "forward_kl", "js"])
+@pytest.mark.parametrize("loss", ["sigmoid", "sigmoid_norm"])
+def test_policy_equal_to_reference_gives_ln_2_under_every_divergence(loss: str, divergence: str) -> None:
+    assert _loss(0.0, 0.0, loss=loss, divergence=divergence) == pytest.approx(LN2)
 
 
 def test_ipo_averages_over_tokens_when_it_is_given_their_counts() -> None:

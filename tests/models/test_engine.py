@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from postgrad.errors import CheckpointError, ModelError, RunError
-from postgrad.models import engine as engines
 from postgrad.models.engine import LocalEngine, OptimizerConfig
 from postgrad.protocols import Rows
 from postgrad.testing import ARCHITECTURES, tiny_model

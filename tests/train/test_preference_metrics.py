@@ -46,7 +46,7 @@ def test_losses_that_compare_per_token_are_judged_per_token():
     """A long answer that is likelier per token has the lower sum: simpo and orpo call it the better one, cpo the worse one."""
     rows, policy = [row(4), row(1)], [[-1.0] * 4, [-2.0]]
     for kind, right in (("simpo", 1.0), ("orpo", 1.0), ("cpo", 0.0)):
-        assert evaluation_metrics(rows, policy, DPOLoss(kind=kind, beta=2.0))["eval/rewards/accuracies"] == right
+        assert evaluation_metrics(rows, policy, DPOLoss(kind=kind))["eval/rewards/accuracies"] == right
 
 
 def test_against_a_reference_rewards_are_of_whole_answers():

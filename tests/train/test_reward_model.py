@@ -19,6 +19,7 @@ from postgrad import formulas
 from postgrad.chat import ChatFormat
 from postgrad.data import Pair
 from postgrad.data.preferences import Answer
+from postgrad.errors import RecipeError
 from postgrad.formulas import NonFiniteError
 from postgrad.models.engine import LocalEngine
 from postgrad.models.scalar import load_scalar
@@ -368,14 +369,9 @@ def test_a_whole_run_learns_is_killed_and_goes_on_bit_for_bit(adapter, base, tmp
     assert sorted(set(undefined)) == []
 
 
-@pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="dropout draws from the process's generator, which no recipe seeds")
-def test_the_recipes_seed_keys_dropout(base, tmp_path, monkeypatch):
-    monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "cache"))
-    for number in (1, 2):
-        torch.manual_seed(number)
-        run(load_recipe(make_task(tmp_path / str(number), base, "adapter: {kind: lora, rank: 4, dropout: 0.1}")))
-    assert logged(tmp_path / "1" / "run") == logged(tmp_path / "2" / "run")
+def test_dropout_is_refused_where_scores_are_compared(base, tmp_path):
+    with pytest.raises(RecipeError, match=r"adapter\.dropout: acts only in sft"):
+        load_recipe(make_task(tmp_path / "task", base, "adapter: {kind: lora, rank: 4, dropout: 0.1}"))
 
 
 @pytest.mark.slow

@@ -202,3 +202,26 @@ def test_tool_result_longer_than_the_model_can_read_ends_its_rollout_not_the_run
     assert max(record.get("tools/call_frequency", 0) for record in steps) > 0
     lines = gzip.decompress((tmp_path / "run" / "grpo" / "rollouts" / "step-000001.jsonl.gz").read_bytes()).splitlines()
     assert "total_tokens" in {rollout["stop"] for line in lines for rollout in json.loads(line)["rollouts"]}
+
+
+def test_the_seed_keys_dropout_and_a_killed_run_draws_the_same_noise(make_task, tiny_folder, tmp_path):
+    recipe = """\
+method: sft
+model: {model}
+run_dir: {run_dir}
+dtype: float32
+max_steps: 4
+data: {{train: sft.jsonl, max_length: 600}}
+tools: [tools.py:add]
+batch: {{rows: 3}}
+adapter: {{kind: lora, rank: 4, dropout: 0.2}}
+checkpoint: {{every: 2}}
+"""
+    task = make_task(tmp_path)
+    for name in ("one", "two"):
+        (task / f"{name}.yaml").write_text(recipe.format(model=tiny_folder, run_dir=tmp_path / name))
+    run(load_recipe(task / "one.yaml"))
+    assert command("train", str(task / "two.yaml"), fault="step:3").returncode == -signal.SIGKILL
+    resume(tmp_path / "two")
+    assert metrics(tmp_path / "one") == metrics(tmp_path / "two")
+    assert weights(tmp_path / "one") == weights(tmp_path / "two")

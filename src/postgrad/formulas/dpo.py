@@ -131,7 +131,7 @@ class _Pair:
 
     @property
     def scores(self) -> tuple[Tensor, Tensor]:
-        """f'(ratio) of both sides, up to a constant that cancels in their difference; the log-ratios for the reverse KL."""
+        """f'(ratio) of both sides, 0 where policy = reference; the log-ratios for the reverse KL."""
         score = _DIVERGENCES[self.divergence]
         return score(self.a), score(self.b)
 
@@ -250,8 +250,8 @@ _READS = {
 
 _DIVERGENCES: dict[str, Callable[[Tensor], Tensor]] = {
     "reverse_kl": lambda log_ratio: log_ratio,
-    "forward_kl": lambda log_ratio: -torch.exp(-log_ratio),
-    "js": logsigmoid,
+    "forward_kl": lambda log_ratio: -torch.expm1(-log_ratio),
+    "js": lambda log_ratio: math.log(2.0) + logsigmoid(log_ratio),
 }
 
 

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -44,7 +45,8 @@ class LocalEngine(Reader):
     """`protocols.Engine` on one process: a `Reader` that also trains.
 
     dropout: whether `forward_backward` uses the model's dropout. Off, log-probs are those of `logprobs` and of the sampler
-    (a policy's ratio is 1 on its own samples). On, prompts of a group are not shared: each row draws its own noise.
+    (a policy's ratio is 1 on its own samples). On, prompts of a group are not shared: each row draws its own noise, which is keyed by
+    (`seed`, optimizer steps so far, call since the last one) and so the same after a resume.
     """
 
     def __init__(
@@ -58,12 +60,15 @@ class LocalEngine(Reader):
         max_grad_norm: float | None = 1.0,
         device: torch.device | str | None = None,
         dropout: bool = False,
+        seed: int = 0,
         reads: Reads = "logprobs",
     ) -> None:
         placed = model if device is None else model.to(device)
         super().__init__(placed, tokens_per_micro_batch=tokens_per_micro_batch, autocast=autocast, reads=reads)
         self.reference = reference
         self.dropout = dropout
+        self._seed = seed
+        self._updates = self._calls = 0
         self.optimizer = Optimizer(placed, optimizer or OptimizerConfig(), max_grad_norm=max_grad_norm)
 
     def forward_backward(self, rows: Sequence[TrainRow], loss: LossFunction, *, temperature: float = 1.0) -> BackwardResult:
@@ -76,12 +81,14 @@ class LocalEngine(Reader):
         """
         whole_batch = getattr(loss, "whole_batch", False)
         split_groups = not getattr(loss, "whole_groups", False)
-        budget = sum(len(row.token_ids) for row in rows) if whole_batch else self.tokens_per_micro_batch
+        budget = self.tokens_per_micro_batch
+        if whole_batch:  # padded to the longest, at the most
+            budget = len(rows) * max((len(row.token_ids) for row in rows), default=1)
         batches = self.batches(self.model, rows, budget, split_groups=split_groups, share_prefixes=not self.dropout)
         total = 0.0
         sums = dict.fromkeys(_OWN_SUMS, 0.0)
         logprobs: list[list[float]] = [[] for _ in rows]
-        with self._dropping_gradients_on_error():
+        with self._dropping_gradients_on_error(), self._noise():
             for number, batch in enumerate(batches, 1):
                 value, more, current = self._backward(batch, loss, temperature, name=f"micro-batch {number} of {len(batches)}")
                 total += value
@@ -99,17 +106,18 @@ class LocalEngine(Reader):
             return self.read(source, rows, temperature=temperature, name=f"the {model}")
 
     def optimizer_step(self, learning_rate: float) -> OptimizerResult:
-        return self.optimizer.step(learning_rate)
+        result = self.optimizer.step(learning_rate)
+        self._updates, self._calls = self._updates + 1, 0
+        return result
 
     def global_sum(self, value: float) -> float:
         return value
 
     def save_state(self, folder: Path) -> None:
-        """Trained weights, moments, step counts and, with dropout, the noise generator. Accumulated gradients are not part of it."""
+        """Trained weights, moments and step counts. Accumulated gradients are not part of it."""
         moments, steps = self.optimizer.state()
-        generator = torch.get_rng_state().tolist() if self.dropout else None
-        state = EngineState(weights=trainable_state(self.model), moments=moments, steps=steps, generator=generator)
-        engine_state.write(state, folder)
+        record = EngineState(weights=trainable_state(self.model), moments=moments, steps=steps, updates=self._updates)
+        engine_state.write(record, folder)
 
     def load_state(self, folder: Path) -> None:
         """Continue from `save_state`, bit for bit; drops accumulated gradients. Raises `CheckpointError` for another model's state."""
@@ -117,8 +125,7 @@ class LocalEngine(Reader):
         self.optimizer.check(state.moments, state.steps)
         load_trainable_state(self.model, state.weights)
         self.optimizer.load(state.moments, state.steps)
-        if self.dropout and state.generator is not None:
-            torch.set_rng_state(torch.tensor(state.generator, dtype=torch.uint8))
+        self._updates, self._calls = state.updates, 0
 
     def _backward(self, batch: MicroBatch, loss: LossFunction, temperature: float, *, name: str) -> tuple[float, dict[str, float], Tensor]:
         """-> (loss, sums, log-probs [N]). The graph is gone on return."""
@@ -142,6 +149,18 @@ class LocalEngine(Reader):
         if not math.isfinite(self.optimizer.gradient_norm()):
             what = f"the gradient is not finite after {name} ({', '.join(self.optimizer.non_finite()[:3])})"
             raise RunError(what, where=rows_of(batch), hint="lower optimizer.learning_rate")
+
+    @contextmanager
+    def _noise(self) -> Iterator[None]:
+        """Dropout draws from a generator of its own; the process's generator is left as it was."""
+        if not self.dropout:
+            yield
+            return
+        key = hashlib.blake2b(f"{self._seed} {self._updates} {self._calls}".encode(), digest_size=7).digest()
+        self._calls += 1
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(int.from_bytes(key, "big"))
+            yield
 
     @contextmanager
     def _dropping_gradients_on_error(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 trained.safetensors     the weights that are trained, by name
 optimizer.safetensors   AdamW's moments, `NAME.exp_avg` and `NAME.exp_avg_sq`
-engine.json             number of optimizer steps of each weight; with dropout, the state of torch's noise generator
+engine.json             number of optimizer steps of each weight, and of the engine
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from torch import Tensor
 
 from postgrad.errors import CheckpointError
 
-_VERSION = 1
+_VERSION = 2
 _WEIGHTS, _MOMENTS, _RECORD = "trained.safetensors", "optimizer.safetensors", "engine.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
-    """weights by name; moments and steps as `Optimizer.state` gives them; generator: bytes of torch's CPU generator, or None."""
+    """weights by name; moments and steps as `Optimizer.state` gives them; updates: optimizer steps so far."""
 
     weights: Mapping[str, Tensor]
     moments: Mapping[str, Tensor]
     steps: Mapping[str, int]
-    generator: list[int] | None = None
+    updates: int = 0
 
 
 def write(state: EngineState, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in state.weights.items()}, folder / _WEIGHTS)
     save_file({name: tensor.contiguous() for name, tensor in state.moments.items()}, folder / _MOMENTS)
-    record = {"version": _VERSION, "steps": dict(state.steps), "generator": state.generator}
+    record = {"version": _VERSION, "steps": dict(state.steps), "updates": state.updates}
     (folder / _RECORD).write_text(json.dumps(record))
 
 
@@ -47,6 +47,6 @@ def read(folder: Path) -> EngineState:
         if record["version"] != _VERSION:
             raise CheckpointError(f"{_RECORD} has version {record['version']}, this postgrad reads {_VERSION}", where=str(folder))
         weights, moments = load_file(folder / _WEIGHTS), load_file(folder / _MOMENTS)
-        return EngineState(weights=weights, moments=moments, steps=record["steps"], generator=record["generator"])
+        return EngineState(weights=weights, moments=moments, steps=record["steps"], updates=record["updates"])
     except (OSError, SafetensorError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise CheckpointError(f"the engine state cannot be read: {error!r}", where=str(folder)) from error

@@ -281,6 +281,8 @@ class DPOLoss(Section):
             "desirable_weight": ("kto",),
             "undesirable_weight": ("kto",),
             "length_alpha": (*PAIR_LOSSES, "simpo", "cpo", "orpo"),
+            "beta": (*PAIR_LOSSES, "simpo", "cpo", "kto"),
+            "reference": PAIR_LOSSES,
         }
         for key, kinds in read.items():
             if getattr(self, key) != type(self).model_fields[key].default and not set(self.kinds) & set(kinds):
@@ -355,6 +357,16 @@ class Base(Section):
         return self
 
 
+class NoDropout(Base):
+    """Methods that compare log-probs or scores: dropout is off, and a recipe that asks for it is refused."""
+
+    @model_validator(mode="after")
+    def _no_dropout(self) -> NoDropout:
+        if self.adapter is not None and self.adapter.dropout:
+            raise _refuse("adapter.dropout", "acts only in sft: here log-probs or scores are compared, and dropout would change them")
+        return self
+
+
 class SFTRecipe(Base):
     method: Literal["sft"]
     data: SFTData
@@ -372,7 +384,7 @@ class SFTRecipe(Base):
         return self
 
 
-class GRPORecipe(Base):
+class GRPORecipe(NoDropout):
     method: Literal["grpo"]
     data: PromptData
     batch: GRPOBatch = GRPOBatch()
@@ -402,7 +414,7 @@ class GRPORecipe(Base):
         return self
 
 
-class RewardRecipe(Base):
+class RewardRecipe(NoDropout):
     """A scalar head learns which of two answers is preferred."""
 
     method: Literal["reward"]
@@ -412,7 +424,7 @@ class RewardRecipe(Base):
     evaluation: SFTEvaluation = SFTEvaluation()
 
 
-class DPORecipe(Base):
+class DPORecipe(NoDropout):
     """The policy learns from preferences directly."""
 
     method: Literal["dpo"]
@@ -478,7 +490,7 @@ class Critic(Section):
     """Iterations in which only the critic learns."""
 
 
-class PPORecipe(Base):
+class PPORecipe(NoDropout):
     """Actor, critic, reference and reward; with tools it is Agent PPO. A step is one iteration."""
 
     method: Literal["ppo"]

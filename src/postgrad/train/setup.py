@@ -112,8 +112,9 @@ def _engine_options(recipe: Recipe, policy: Policy) -> dict[str, Any]:
         "autocast": policy.model.autocast,
         "optimizer": OptimizerConfig(betas=optimizer.betas, eps=optimizer.eps, weight_decay=optimizer.weight_decay),
         "max_grad_norm": optimizer.max_grad_norm,
-        # Elsewhere log-probs are compared: with dropout, policy and reference would differ at the start.
-        "dropout": recipe.method in ("sft", "reward"),
+        # Elsewhere log-probs or scores are compared: with dropout, policy and reference would differ at the start.
+        "dropout": recipe.method == "sft",
+        "seed": recipe.seed,
     }
 
 
