@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from postgrad.train.metrics import docs_page
-from postgrad.train.recipe import PAIR_LOSSES, REFERENCE_FREE_LOSSES, DPORecipe, GRPORecipe, RewardRecipe, SFTRecipe
+from postgrad.train.recipe import PAIR_LOSSES, REFERENCE_FREE_LOSSES, DPORecipe, GRPORecipe, PPORecipe, RewardRecipe, SFTRecipe
 from postgrad.train.recipe_file import load_recipe
 from postgrad.train.recipe_page import page as recipe_page
 
@@ -71,7 +71,9 @@ def data_files(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(("name", "kinds"), [("data", [SFTRecipe, SFTRecipe]), ("preferences", [RewardRecipe, DPORecipe])])
+@pytest.mark.parametrize(
+    ("name", "kinds"), [("data", [SFTRecipe, SFTRecipe]), ("preferences", [RewardRecipe, DPORecipe]), ("ppo", [PPORecipe])]
+)
 def test_recipes_in_the_pages_are_valid(tmp_path, name, kinds):
     found = []
     for text in blocks(f"docs/{name}.md", "yaml"):

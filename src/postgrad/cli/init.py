@@ -9,6 +9,9 @@ from pathlib import Path
 from postgrad.cli.console import stdout
 from postgrad.errors import RecipeError
 
+_DATA_OF = {"ppo": "grpo"}
+"""Methods that are shown on another method's data."""
+
 
 def run_init(method: str, folder: Path) -> None:
     templates = Path(str(resources.files("postgrad.cli") / "templates"))
@@ -17,7 +20,8 @@ def run_init(method: str, folder: Path) -> None:
         raise RecipeError(f"no template for {method!r}", where="command line", hint=f"one of {', '.join(known)}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RecipeError("the folder is not empty", where=str(folder), hint="name a new folder; nothing was written")
-    shutil.copytree(templates / method, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (_DATA_OF.get(method, method), method):
+        shutil.copytree(templates / name, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     if method == "agent":
         _write_agent_task(folder)
     if method in ("reward", "dpo"):

@@ -55,7 +55,7 @@ def demo(
 
 @app.command()
 def init(
-    method: Annotated[str, typer.Argument(help="sft, reward, dpo, grpo or agent.")],
+    method: Annotated[str, typer.Argument(help="sft, reward, dpo, grpo, ppo or agent.")],
     folder: Annotated[Path, typer.Argument(help="A new or empty folder.")],
 ) -> None:
     """Write a commented recipe and its files into FOLDER; they run as they are with the built-in model."""

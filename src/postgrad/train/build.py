@@ -140,11 +140,11 @@ class _Sampling:
 
 def _sampling(recipe: RLRecipe, base: Path, reporter: Reporter, stack: ExitStack) -> _Sampling:
     toolbox = load_tools(recipe.tools, base)
-    functions, models = setup.load_recipe_rewards(recipe, base)
+    named = setup.load_recipe_rewards(recipe, base)
     policy = setup.load_policy(recipe)
     data = setup.load_prompts(recipe, policy, base, toolbox=toolbox, work=reading(reporter))
-    setup.check_reward_columns(functions, data.train)
-    judges = Judges(stack.enter_context(Scorer(functions)), models, toolbox.specs)
+    setup.check_reward_columns(named.functions, data.train)
+    judges = Judges(stack.enter_context(Scorer(named.functions)), named.models(recipe, policy), toolbox.specs)
     sampler = policy.sampler(max_batch=recipe.sampler.max_batch, progress=sampler_progress(reporter))
     evaluator = None
     if data.heldout:

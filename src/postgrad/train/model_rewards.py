@@ -15,7 +15,10 @@ from postgrad.chat import ChatFormat
 from postgrad.errors import DataError, RecipeError, RunError
 from postgrad.models.loading import LanguageModel
 from postgrad.models.reader import Reader
+from postgrad.models.role_engine import RoleReader
+from postgrad.models.roles import add_reward
 from postgrad.models.scalar import is_reward_model, load_scalar
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.rewards.advice import Declared
 from postgrad.rewards.base import RewardRole
 from postgrad.rewards.score import Scorer, Scores
@@ -30,7 +33,6 @@ _TOKENS_AT_ONCE = 8192
 class ConversationScorer:
     """A reward model, and how conversations become its tokens."""
 
-    model: LanguageModel
     chat: ChatFormat
     reader: Reader
 
@@ -57,7 +59,7 @@ def load_scorer(name: str, *, dtype: str = "auto") -> ConversationScorer:
     chat = ChatFormat(model.tokenizer, stop_ids=model.stop_ids)
     chat.require_end()
     reader = Reader(model.model, autocast=model.autocast, reads="values", tokens_per_micro_batch=_TOKENS_AT_ONCE)
-    return ConversationScorer(model, chat, reader)
+    return ConversationScorer(chat, reader)
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,23 @@ def names_model(reward: Reward, base: Path) -> Path | None:
     return None
 
 
-def load_model_reward(reward: Reward, folder: Path, *, dtype: str) -> ModelReward:
-    """Raises `RecipeError` for keys that act only on functions."""
+def load_model_reward(reward: Reward, folder: Path, *, dtype: str, policy: LanguageModel | None = None) -> ModelReward:
+    """Where it was trained with an adapter on the `policy`'s base, it lives there too and needs no model of its own.
+
+    Raises `RecipeError` for keys that act only on functions.
+    """
     for key, unset in (("args", {}), ("deadline_s", None), ("on_error", "abstain"), ("on_nonfinite", "stop")):
         if getattr(reward, key) != unset:
             raise RecipeError(f"{key} acts on reward functions; {reward.use} is a reward model", where="rewards", hint="leave it out")
-    return ModelReward(reward.name or "reward_model", reward.weight, reward.role or "outcome", load_scorer(str(folder), dtype=dtype))
+    name = reward.name or "reward_model"
+    scorer = _on_base(policy, folder, name) if policy is not None else None
+    return ModelReward(name, reward.weight, reward.role or "outcome", scorer or load_scorer(str(folder), dtype=dtype))
+
+
+def _on_base(policy: LanguageModel, folder: Path, name: str) -> ConversationScorer | None:
+    role = add_reward(policy, folder, name=name)
+    if role is None:
+        return None
+    tokenizer, stop_ids = load_tokenizer(str(folder))
+    reader = RoleReader(role, autocast=policy.autocast, tokens_per_micro_batch=_TOKENS_AT_ONCE)
+    return ConversationScorer(ChatFormat(tokenizer, stop_ids=stop_ids), reader)

@@ -114,9 +114,10 @@ def evaluate(
     """
     watcher = reporter or SilentReporter()
     toolbox = load_tools(recipe.tools, base)
-    functions, models = setup.load_recipe_rewards(recipe, base)
+    named = setup.load_recipe_rewards(recipe, base)
     policy = setup.load_frozen_policy(model, recipe)
     prompts = setup.load_heldout(recipe, policy, base, file=data, toolbox=toolbox)[: rows or recipe.evaluation.rows]
     sampler = policy.sampler(max_batch=recipe.sampler.max_batch, progress=sampler_progress(watcher))
-    with Scorer(functions) as scorer:
-        return make_evaluator(recipe, policy, sampler, toolbox, Judges(scorer, models, toolbox.specs), prompts).run(0)
+    with Scorer(named.functions) as scorer:
+        judges = Judges(scorer, named.models(recipe, None), toolbox.specs)
+        return make_evaluator(recipe, policy, sampler, toolbox, judges, prompts).run(0)

@@ -41,7 +41,7 @@ from postgrad.rollout import RolloutConfig
 from postgrad.rollout.tools import Toolbox, load_tools
 from postgrad.train.datasets import Dataset, dataset, file_names, open_file, open_rows
 from postgrad.train.model_rewards import ModelReward, load_model_reward, names_model
-from postgrad.train.recipe import Base, DPORecipe, PPORecipe, Recipe, RewardRecipe, RLRecipe, Rollout, SFTRecipe
+from postgrad.train.recipe import Base, DPORecipe, PPORecipe, Recipe, Reward, RewardRecipe, RLRecipe, Rollout, SFTRecipe
 from postgrad.types import Prompt, TrainRow
 
 
@@ -202,16 +202,28 @@ def read_prompts(file: Path, policy: Policy, toolbox: Toolbox, *, system: str | 
     return prepare_prompts(load_rows(file), policy.chat, tools=toolbox.specs, system=system).prompts
 
 
-def load_recipe_rewards(recipe: RLRecipe, base: Path) -> tuple[list[LoadedReward], list[ModelReward]]:
-    """(reward functions, reward models) that the recipe names."""
-    folders = [(reward, names_model(reward, base)) for reward in recipe.rewards]
-    functions = load_rewards([reward.model_dump() for reward, folder in folders if folder is None], base)
-    models = [load_model_reward(reward, folder, dtype=recipe.dtype) for reward, folder in folders if folder is not None]
-    names = [reward.name for reward in functions] + [reward.name for reward in models]
+@dataclass(frozen=True)
+class NamedRewards:
+    """What `rewards:` names: functions, which are loaded, and folders of reward models, which `models` loads."""
+
+    functions: list[LoadedReward]
+    folders: list[tuple[Reward, Path]]
+
+    def models(self, recipe: RLRecipe, policy: Policy | None) -> list[ModelReward]:
+        """With a policy, those that were trained on its base share it."""
+        shared = policy.model if policy is not None and recipe.adapter is not None else None
+        return [load_model_reward(reward, folder, dtype=recipe.dtype, policy=shared) for reward, folder in self.folders]
+
+
+def load_recipe_rewards(recipe: RLRecipe, base: Path) -> NamedRewards:
+    found = [(reward, names_model(reward, base)) for reward in recipe.rewards]
+    functions = load_rewards([reward.model_dump() for reward, folder in found if folder is None], base)
+    folders = [(reward, folder) for reward, folder in found if folder is not None]
+    names = [reward.name for reward in functions] + [reward.name or "reward_model" for reward, _ in folders]
     double = next((name for name in names if names.count(name) > 1), None)
     if double is not None:
         raise RecipeError(f"two rewards are named {double!r}", where="rewards", hint="give one of them a name: …")
-    return functions, models
+    return NamedRewards(functions, folders)
 
 
 def check_reward_columns(rewards: Sequence[LoadedReward], prompts: Sequence[Prompt]) -> None:
