@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postgrad.formulas import DPO_LOSSES, NonFiniteError, dpo_loss, implicit_reward
+from postgrad.formulas import DPO_LOSSES, WHOLE_BATCH_DPO_LOSSES, NonFiniteError, dpo_loss, implicit_reward
 
 LN2 = math.log(2.0)
 ZERO = torch.zeros(1, dtype=torch.float64)
@@ -262,3 +262,18 @@ def test_gradients(loss: str) -> None:
                 lambda *x, d=divergence: dpo_loss(*x, beta=0.3, loss=loss, divergence=d, **options),  # type: ignore[arg-type]
                 four,
             )
+
+
+@pytest.mark.parametrize("loss", DPO_LOSSES)
+def test_exactly_the_losses_that_need_the_whole_batch_say_so(loss: str) -> None:
+    """A pair's loss depends on the other pairs, or it does not."""
+    torch.manual_seed(0)
+    four = [torch.randn(6, dtype=torch.float64) - 3 for _ in range(4)]
+    options = {"label_smoothing": 0.1} if loss == "exo_pair" else {}
+    counts = {"chosen_tokens": torch.ones(6), "rejected_tokens": torch.ones(6)} if loss == "sigmoid_norm" else {}
+    whole = dpo_loss(*four, beta=0.5, loss=loss, **options, **counts).sum()
+    parts = [
+        dpo_loss(*(x[half] for x in four), beta=0.5, loss=loss, **options, **{name: x[half] for name, x in counts.items()}).sum()
+        for half in (slice(0, 3), slice(3, 6))
+    ]
+    assert torch.allclose(whole, sum(parts)) == (loss not in WHOLE_BATCH_DPO_LOSSES)

@@ -132,3 +132,35 @@ def test_non_finite_log_probs_raise(loss, bad) -> None:
     for pair in ((t(bad), t(-1.0)), (t(-1.0), t(bad))):
         with pytest.raises(NonFiniteError):
             loss(*pair)
+
+
+def test_kto_has_the_beta_of_its_paper() -> None:
+    loss = kto_loss(t(-1.0), t(-3.0), torch.tensor([True]), t(0.0).squeeze())
+    assert loss.item() == pytest.approx(1 - 1 / (1 + math.exp(-0.2)))
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_kto_raises_on_non_finite_numbers(place) -> None:
+    given = [t(-1.0), t(-1.0), torch.tensor([True]), t(0.0).squeeze()]
+    given[place] = given[place] * math.nan
+    with pytest.raises(NonFiniteError):
+        kto_loss(*given)
+
+
+def test_kto_reads_labels_of_any_kind_as_true_and_false() -> None:
+    labels = kto_loss(t(-1.0, -1.0), t(-3.0, -3.0), torch.tensor([1, 0]), t(0.0).squeeze())
+    assert torch.equal(labels, kto_loss(t(-1.0, -1.0), t(-3.0, -3.0), torch.tensor([True, False]), t(0.0).squeeze()))
+
+
+def test_length_desensitised_sum_reads_any_mask_of_the_right_shape_and_raises_inside_it() -> None:
+    logprobs = t(-1.0, -2.0)[None]
+    assert length_desensitized_sum(logprobs, torch.tensor([[1.0, 0.0]]), torch.tensor([1]), alpha=0.5).item() == -1
+    with pytest.raises(ValueError, match="shape"):
+        length_desensitized_sum(logprobs, torch.tensor([True, True]), torch.tensor([1]), alpha=0.5)
+    with pytest.raises(NonFiniteError):
+        length_desensitized_sum(t(-1.0, math.nan)[None], torch.tensor([[True, True]]), torch.tensor([1]), alpha=0.5)
+
+
+def test_every_answer_needs_a_token() -> None:
+    with pytest.raises(ValueError, match="no tokens"):
+        simpo_loss(t(-1.0, -1.0), t(-1.0, -1.0), t(1, 0), t(1, 1))

@@ -64,7 +64,7 @@ def orpo_loss(chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, rejected_
     Source: arXiv 2403.07691, eq. 5 to 7.
     """
     odds = [_log_odds(_per_token(answer, tokens)) for answer, tokens in ((chosen, chosen_tokens), (rejected, rejected_tokens))]
-    return require_finite("orpo_loss", -logsigmoid(odds[0] - odds[1]))
+    return -logsigmoid(odds[0] - odds[1])
 
 
 def kto_loss(
@@ -99,7 +99,7 @@ def kto_loss(
     good = counted(desirable, gain.shape)
     distance = torch.where(good, gain - baseline, baseline - gain)
     weight = torch.where(good, desirable_weight, undesirable_weight)
-    return require_finite("kto_loss", weight * (1 - torch.sigmoid(beta * distance)))
+    return weight * (1 - torch.sigmoid(beta * distance))
 
 
 def length_desensitized_sum(logprobs: Tensor, mask: Tensor, shared: Tensor, *, alpha: float) -> Tensor:
