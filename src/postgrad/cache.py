@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import sys
@@ -13,7 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from postgrad.errors import ModelError
+
+_MANIFEST = "MANIFEST.json"
 
 
 def cache_folder() -> Path:
@@ -27,23 +33,40 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "postgrad"
 
 
-def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """Return `folder`, made by `build(temporary folder)` if it is missing.
+def build_once(folder: Path, build: Callable[[Path], None], *, verify: bool = False) -> Path:
+    """Return `folder`, made by `build(temporary folder)` if it is missing; with `verify` also if a file is not what was written.
 
     The temporary folder is renamed when `build` returns, so a folder of this name is always complete. A lock keeps a second
     process from doing the same work; where locks do not exist the first rename wins.
     """
-    if folder.is_dir():
+    if _whole(folder, verify=verify):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock(folder.with_name(folder.name + ".lock")):
-            if not folder.is_dir():
+            if not _whole(folder, verify=verify):
+                shutil.rmtree(folder, ignore_errors=True)
                 _build(folder, build)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         where = f"cannot write the cache {folder.parent}: {error}"
         raise ModelError(where, hint="free some space there, or set POSTGRAD_CACHE to a folder that can be written") from error
     return folder
+
+
+def _whole(folder: Path, *, verify: bool) -> bool:
+    """Whether the folder is there, and with `verify` as its manifest says."""
+    if not verify or not folder.is_dir():
+        return folder.is_dir()
+    try:
+        manifest: dict[str, str] = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        return all(_sha256(folder / name) == digest for name, digest in manifest.items())
+    except (OSError, ValueError):
+        return False
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def temporary_beside(folder: Path) -> Path:
@@ -67,6 +90,8 @@ def _build(folder: Path, build: Callable[[Path], None]) -> None:
     temporary = temporary_beside(folder)
     try:
         build(temporary)
+        files = sorted(path for path in temporary.rglob("*") if path.is_file())
+        (temporary / _MANIFEST).write_text(json.dumps({str(path.relative_to(temporary)): _sha256(path) for path in files}))
         make_readable(temporary)
         temporary.rename(folder)
     except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -113,3 +114,27 @@ def test_planted_pickle_is_never_opened(tmp_path):
     folder = checkpoint.save(tmp_path, 1, write, keep=5)
     (folder / "rng_state.pth").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
     assert checkpoint.newest(tmp_path).step == 1
+
+
+def test_steps_are_ordered_as_numbers_and_copies_are_left_alone(tmp_path):
+    """By name, step-1000000 sorts before step-999999 and would be rotated away as the oldest."""
+    for step in (999998, 999999, 1000000, 1000001):
+        checkpoint.save(tmp_path, step, lambda folder: (folder / "w").write_text("x"), keep=2)
+    shutil.copytree(tmp_path / "step-1000000", tmp_path / "step-1000000-backup")
+    assert checkpoint.newest(tmp_path).step == 1000001
+    checkpoint.save(tmp_path, 1000002, lambda folder: (folder / "w").write_text("x"), keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1000000-backup", "step-1000001", "step-1000002"]
+
+
+def test_a_full_disk_as_safetensors_reports_it_names_the_last_good_checkpoint(tmp_path):
+    from safetensors import SafetensorError
+
+    checkpoint.save(tmp_path, 1, lambda folder: (folder / "w").write_text("x"), keep=2)
+
+    def full(folder):
+        raise SafetensorError("No space left on device")
+
+    with pytest.raises(RunError, match="cannot be written") as error:
+        checkpoint.save(tmp_path, 2, full, keep=2)
+    assert "step-000001" in str(error.value.hint)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]

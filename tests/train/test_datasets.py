@@ -38,7 +38,7 @@ def test_weights_say_how_often_each_row_comes_in_one_epoch():
     assert sorted(rows[f"c:{number}"] for number in range(1, 5)) == [1, 1, 1, 2]
     assert len(data.train) == 20 + 4 + 5
     note = next(note for note in data.notes if "mixture" in note)
-    assert note == "mixture, by rows of one epoch: a 69 % (weight 2), b 14 % (weight 0.5), c 17 % (weight 1.25)"
+    assert note == "one epoch of the mixture: a 20 rows, 69 %, b 4 rows, 14 %, c 5 rows, 17 %"
 
 
 def test_the_seed_chooses_which_rows_a_fraction_takes_and_always_the_same():
@@ -73,3 +73,9 @@ def test_rows_of_a_mixture_can_be_taken_by_index_and_slice(index):
     train = epoch(part("a", 10, 2.0), part("b", 8, 0.5), part("c", 4, 1.25)).train
     assert train[index] == train[28]
     assert [prompt.row for prompt in train[9:11]] == [train[9].row, train[10].row]
+
+
+def test_a_small_weight_never_rounds_a_part_away():
+    data = epoch(part("a", 3, 0.1), part("b", 30))
+    assert sum(prompt.row.startswith("a") for prompt in data.train) == 1
+    assert "a 1 rows, 3 %" in next(note for note in data.notes if "mixture" in note)

@@ -297,8 +297,8 @@ def test_weighted_losses_add_up():
     parts = {kind: backward(DPOLoss(kind=kind), pairs, budget=50)[0].loss for kind in ("sigmoid", "bco_pair", "hinge")}
     chosen, _, tokens, _ = sums_of(tiny_model(), pairs)
     nll = -(chosen.sum() / tokens.sum()).item()
-    mixed, _, _ = backward(DPOLoss(kind={"sigmoid": 0.8, "bco_pair": 0.2, "hinge": -0.5, "sft": 2.0}), pairs, budget=50)
-    assert mixed.loss == pytest.approx(0.8 * parts["sigmoid"] + 0.2 * parts["bco_pair"] - 0.5 * parts["hinge"] + 2 * nll, rel=1e-5)
+    mixed, _, _ = backward(DPOLoss(kind={"sigmoid": 0.8, "bco_pair": 0.2, "hinge": 0.5, "sft": 2.0}), pairs, budget=50)
+    assert mixed.loss == pytest.approx(0.8 * parts["sigmoid"] + 0.2 * parts["bco_pair"] + 0.5 * parts["hinge"] + 2 * nll, rel=1e-5)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3])

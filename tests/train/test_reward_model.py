@@ -194,7 +194,7 @@ def test_findings_are_told_after_the_last_step_and_not_before(base):
     method.evaluate(3)
     assert notes == []
     method.evaluate(method.total_steps)
-    assert any("not clear of chance" in note for note in notes)
+    assert notes == ["3 held-out pairs are too few to judge the reward model by; hold out at least 20"]
 
 
 def test_without_held_out_pairs_there_is_nothing_to_evaluate(base):
@@ -271,6 +271,7 @@ def test_pairs_of_different_confidence_do_not_make_up_for_each_other():
 
 
 HONEST = {
+    "eval/pairs": 20.0,
     "eval/accuracy": 0.75,
     "eval/accuracy_low": 0.6,
     "eval/accuracy_high": 0.85,
@@ -279,6 +280,12 @@ HONEST = {
     "eval/mean_reward": 0.5,
     "eval/reward_std": 1.0,
 }
+
+
+def test_nothing_is_found_in_a_handful_of_pairs():
+    """Two points always correlate perfectly."""
+    (only,) = reward_model_findings(HONEST | {"eval/pairs": 19.0, "eval/length_correlation": 1.0})
+    assert "19 held-out pairs are too few" in only
 
 
 @pytest.mark.parametrize(

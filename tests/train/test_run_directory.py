@@ -14,7 +14,7 @@ import pytest
 
 from postgrad.errors import RecipeError
 from postgrad.train.recipe import SFTRecipe
-from postgrad.train.run_directory import RunDirectory, open_run
+from postgrad.train.run_directory import RunDirectory, open_run, read_jsonl
 
 
 def recipe(folder: Path, **changes: object) -> SFTRecipe:
@@ -117,3 +117,74 @@ def test_folder_that_cannot_be_written_is_a_recipe_error(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(RecipeError, match="cannot be created"), open_run(recipe(tmp_path / "run"), tmp_path, source_text=""):
         pass
+
+
+def begun(folder: Path, tmp_path: Path, **changes: object) -> None:
+    with open_run(recipe(folder, **changes), tmp_path / "recipes", source_text="") as run:
+        run.begin()
+        run.log(1, {"loss": 1.0})
+
+
+def test_overwrite_deletes_nothing_that_no_run_wrote(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "precious.txt").write_text("mine")
+    with pytest.raises(RecipeError, match="folder is none"), open_run(recipe(folder), tmp_path / "r", source_text="", overwrite=True):
+        pass
+    (folder / "precious.txt").rename(tmp_path / "kept")
+    begun(folder, tmp_path)
+    (tmp_path / "kept").rename(folder / "precious.txt")
+    with (
+        pytest.raises(RecipeError, match=r"files that no run wrote: precious\.txt"),
+        open_run(recipe(folder, max_steps=9), tmp_path / "r", source_text="", overwrite=True),
+    ):
+        pass
+    assert (folder / "precious.txt").read_text() == "mine"
+    assert read_jsonl(folder / "metrics.jsonl")
+
+
+def test_a_recipe_that_cannot_start_costs_the_old_run_nothing(tmp_path):
+    folder = tmp_path / "run"
+    begun(folder, tmp_path)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != ".lock"}
+    with pytest.raises(RuntimeError), open_run(recipe(folder, max_steps=9), tmp_path / "r", source_text="new", overwrite=True):
+        raise RuntimeError("the model cannot be read")
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != ".lock"} == before
+    with open_run(recipe(folder, max_steps=9), tmp_path / "r", source_text="new", overwrite=True) as run:
+        run.begin()
+    assert (folder / "recipe.yaml").read_text() == "new"
+    assert not (folder / "metrics.jsonl").exists()
+
+
+def test_a_start_that_was_refused_is_not_in_the_way_of_the_mended_recipe(tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(RecipeError, match="most rows"), open_run(recipe(folder), tmp_path / "r", source_text=""):
+        raise RecipeError("most rows are cut")
+    begun(folder, tmp_path, max_steps=9)
+    with pytest.raises(RecipeError, match="max_steps: 9 -> 3"), open_run(recipe(folder), tmp_path / "r", source_text=""):
+        pass
+
+
+@pytest.mark.parametrize("place", [".", "", "task"])
+def test_a_run_directory_is_a_folder_of_its_own(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "task").mkdir()
+    with pytest.raises(RecipeError, match="folder of its own"), open_run(recipe(Path(place)), tmp_path / "task", source_text=""):
+        pass
+    assert list((tmp_path / "task").iterdir()) == []
+
+
+def test_inputs_of_each_kind_are_compared_with_their_own(tmp_path):
+    with open_run(recipe(tmp_path / "run"), tmp_path / "r", source_text="") as run:
+        run.begin()
+        run.check_inputs("files", {"rows.jsonl": "1"})
+        run.check_inputs("loaded", {"the model's weights": "a"})
+        run.check_inputs("files", {"rows.jsonl": "1"})
+        with pytest.raises(RecipeError, match="the model's weights"):
+            run.check_inputs("loaded", {"the model's weights": "b"})
+
+
+def test_a_stage_is_recognised_after_its_pipeline_was_moved(tmp_path):
+    begun(tmp_path / "pipe" / "grpo", tmp_path, model=str(tmp_path / "pipe" / "sft" / "model"))
+    (tmp_path / "pipe").rename(tmp_path / "moved")
+    begun(tmp_path / "moved" / "grpo", tmp_path, model=str(tmp_path / "moved" / "sft" / "model"))

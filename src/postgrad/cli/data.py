@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -172,15 +172,15 @@ def _open_recipe(path: Path) -> Opened:
         tools=tuple(load_tools(recipe.tools, loaded.base).specs) if isinstance(recipe, SFTRecipe | RLRecipe) else (),
         system=recipe.system if isinstance(recipe, RLRecipe) else None,
     )
-    return Opened(rows, heldout, _chat(recipe.model, recipe.chat_template), reading, recipe.model)
+    return Opened(rows, heldout, _chat(recipe.model, recipe.chat_template, recipe.tool_protocol), reading, recipe.model)
 
 
-def _chat(model: str, template: str | None) -> ChatFormat:
+def _chat(model: str, template: str | None, tool_protocol: Literal["auto", "template", "text"] = "auto") -> ChatFormat:
     from postgrad.chat import ChatFormat
     from postgrad.models.loading import load_tokenizer
 
     tokenizer, stop_ids = load_tokenizer(model)
-    return ChatFormat(tokenizer, stop_ids=stop_ids, template=template)
+    return ChatFormat(tokenizer, stop_ids=stop_ids, template=template, tool_protocol=tool_protocol)
 
 
 def _one_of(option: str, value: str, known: tuple[str, ...]) -> Any:

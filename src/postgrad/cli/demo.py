@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -24,7 +24,26 @@ from postgrad.train.run import evaluate, run
 from postgrad.train.statistics import Interval, wilson
 from postgrad.types import Rollout
 
-QUICK = ("stages.grpo.max_steps=3",)
+
+@dataclass(frozen=True)
+class Chapter:
+    """One story: the pipeline beside this package, and what a model is called after each of its stages. The last one is shown."""
+
+    recipe: str
+    folder: str
+    after: Mapping[str, str]
+    quick: tuple[str, ...]
+
+
+CHAPTERS = {
+    "tools": Chapter("recipe.yaml", "demo", {"sft": "after SFT", "grpo": "after GRPO"}, ("stages.grpo.max_steps=3",)),
+    "ppo": Chapter(
+        "ppo.yaml",
+        "demo-ppo",
+        {"sft": "after SFT", "grpo": "after GRPO", "ppo": "after PPO"},
+        ("stages.grpo.max_steps=2", "stages.ppo.max_steps=2"),
+    ),
+}
 SETS = {"heldout.jsonl": "held out", "unseen.jsonl": "unseen templates"}
 
 
@@ -39,23 +58,24 @@ class Row:
     tokens: float
 
 
-def run_demo(*, quick: bool, seed: int, run_dir: Path | None, overwrite: bool, json_output: bool) -> None:
+def run_demo(name: str, *, quick: bool, seed: int, run_dir: Path | None, overwrite: bool, json_output: bool) -> None:
     started = time.monotonic()
-    folder = run_dir or Path("runs/demo-quick" if quick else "runs/demo")
+    chapter = CHAPTERS[name]
+    folder = run_dir or Path("runs") / (chapter.folder + ("-quick" if quick else ""))
     if overwrite and folder.exists():
         shutil.rmtree(folder)
-    loaded = _prepare(folder, seed=seed, quick=quick)
+    loaded = _prepare(chapter, folder, seed=seed, quick=quick)
     assert isinstance(loaded.recipe, Pipeline)
     recipe = loaded.recipe.stages["grpo"]
     assert isinstance(recipe, GRPORecipe)
     stderr.print(f"SmolLM2-135M, word problems, a calculator. Everything is written to {folder}", markup=False)
     watcher = reporter()
     try:
-        judge = _Judge(recipe, loaded, folder, watcher)
+        judge = _Judge(recipe, loaded, folder, watcher, last=list(chapter.after.values())[-1])
         rows = judge.rows("base", _base_model(loaded.recipe))
         run(loaded, watcher)
-        rows += judge.rows("after SFT", str(Path(loaded.recipe.stages["sft"].run_dir) / "model"))
-        rows += judge.rows("after GRPO", str(Path(recipe.run_dir) / "model"))
+        for stage, label in chapter.after.items():
+            rows += judge.rows(label, str(Path(loaded.recipe.stages[stage].run_dir) / "model"))
     finally:
         if isinstance(watcher, LiveReporter):
             watcher.close()
@@ -67,14 +87,14 @@ def _base_model(pipeline: Pipeline) -> str:
     return next(iter(pipeline.stages.values())).model
 
 
-def _prepare(folder: Path, *, seed: int, quick: bool) -> LoadedRecipe:
+def _prepare(chapter: Chapter, folder: Path, *, seed: int, quick: bool) -> LoadedRecipe:
     """Write data, tools, rewards and recipe into FOLDER/task, once."""
     base = folder / "task"
     if not (base / "recipe.yaml").exists():
         sizes = {"heldout": 48, "unseen": 24} if quick else {}
         task.write(base, seed, **sizes)
-        shutil.copyfile(str(resources.files("postgrad.demo") / "recipe.yaml"), base / "recipe.yaml")
-    overrides = [f"run_dir={json.dumps(str(folder / 'run'))}", f"seed={seed}", *(QUICK if quick else ())]
+        shutil.copyfile(str(resources.files("postgrad.demo") / chapter.recipe), base / "recipe.yaml")
+    overrides = [f"run_dir={json.dumps(str(folder / 'run'))}", f"seed={seed}", *(chapter.quick if quick else ())]
     return load_recipe(base / "recipe.yaml", overrides)
 
 
@@ -86,6 +106,8 @@ class _Judge:
     loaded: LoadedRecipe
     folder: Path
     watcher: PlainReporter
+    last: str
+    """What the finished model is called."""
 
     def rows(self, name: str, model: str) -> list[Row]:
         return [self._row(name, model, data) for data in SETS]
@@ -136,7 +158,7 @@ def _print(rows: Sequence[Row], judge: _Judge, folder: Path, *, json_output: boo
     for index in _three(judge):
         _side_by_side(judge, index)
     stdout.print(
-        f"written to {folder}: task/ (data, recipe, rewards, tool), run/sft and run/grpo (rollouts, metrics, model), evaluations/",
+        f"written to {folder}: task/ (data, recipe, rewards, tool), run/STAGE (rollouts, metrics, model), evaluations/",
         markup=False,
     )
     stdout.print(f"took {duration(seconds)}", markup=False)
@@ -148,16 +170,16 @@ def _percent(interval: Interval) -> str:
 
 def _three(judge: _Judge) -> list[int]:
     """One problem of each operator."""
-    groups = judge.groups("after GRPO", "heldout.jsonl")
+    groups = judge.groups(judge.last, "heldout.jsonl")
     operators = [group["prompt"]["columns"]["operator"] for group in groups]
     return [operators.index(operator) for operator in task.OPERATORS if operator in operators]
 
 
 def _side_by_side(judge: _Judge, index: int) -> None:
-    before, after = (judge.groups(name, "heldout.jsonl")[index] for name in ("base", "after GRPO"))
+    before, after = (judge.groups(name, "heldout.jsonl")[index] for name in ("base", judge.last))
     question = before["prompt"]["messages"][-1]["content"]
     stdout.print(f"{question}  (answer: {before['prompt']['columns']['answer']})", style="bold", markup=False)
-    stdout.print(table("", ["before", "after GRPO"], [[_told(before), _told(after)]]))
+    stdout.print(table("", ["before", judge.last], [[_told(before), _told(after)]]))
     stdout.print()
 
 

@@ -11,7 +11,7 @@ from postgrad.train.build import build
 from postgrad.train.dpo import DPO
 from postgrad.train.grpo import GRPO
 from postgrad.train.kto import KTO
-from postgrad.train.recipe import Pipeline, Recipe
+from postgrad.train.recipe import DPORecipe, Pipeline, Recipe
 from postgrad.train.recipe_file import LoadedRecipe
 from postgrad.train.reward_model import RewardModelling
 from postgrad.train.run import stage_recipe
@@ -33,6 +33,8 @@ def run_dry(loaded: LoadedRecipe) -> None:
 
 
 def _one(recipe: Recipe, base: Path) -> None:
+    if isinstance(recipe, DPORecipe) and recipe.loss.reference == "precomputed":  # which would take as long as an epoch
+        recipe = recipe.model_copy(update={"loss": recipe.loss.model_copy(update={"reference": "live"})})
     with TemporaryDirectory() as scratch, build(recipe, base, RunDirectory(Path(scratch)), reporter()) as built:
         for note in built.notes:
             stdout.print(f"note: {note}", markup=False)
@@ -57,6 +59,7 @@ def _one(recipe: Recipe, base: Path) -> None:
             stdout.print(marked(method.policy.chat, item.answer.token_ids, item.answer.scored), markup=False)
         elif isinstance(method, GRPO):
             _one_group(method)
+        stdout.print("nothing was written; without --dry-run it trains", markup=False)
 
 
 def _one_group(method: GRPO) -> None:

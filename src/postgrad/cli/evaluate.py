@@ -58,5 +58,7 @@ def _last_run_dir(recipe: Base | Pipeline) -> Path:
 def _grpo(loaded: LoadedRecipe, path: Path) -> RLRecipe:
     recipe = list(loaded.recipe.stages.values())[-1] if isinstance(loaded.recipe, Pipeline) else loaded.recipe
     if not isinstance(recipe, RLRecipe):
-        raise RecipeError("evaluation needs rewards, which only a GRPO recipe has", where=str(path), hint="pass a recipe with method: grpo")
+        raise RecipeError(
+            "evaluation needs rewards, which only GRPO and PPO recipes have", where=str(path), hint="pass a recipe with method: grpo or ppo"
+        )
     return recipe

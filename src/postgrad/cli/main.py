@@ -13,7 +13,7 @@ from postgrad.errors import PostgradError
 
 app = typer.Typer(
     name="postgrad", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
-    help="LLM post-training you can trust, read and run: SFT, GRPO and Agent GRPO with tools.",
+    help="LLM post-training you can trust, read and run: SFT, reward models, DPO, PPO, GRPO, and agents with tools.",
 )  # fmt: skip
 
 
@@ -31,7 +31,9 @@ def _root(
 
 @app.command()
 def demo(
-    chapter: Annotated[str, typer.Argument(help="tools (SFT, then Agent GRPO) or preferences (reward model and DPO).")] = "tools",
+    chapter: Annotated[
+        str, typer.Argument(help="tools (SFT, then Agent GRPO), ppo (the same task, GRPO beside PPO) or preferences.")
+    ] = "tools",
     quick: Annotated[bool, typer.Option("--quick", help="The same line in a few minutes, with fewer steps and problems.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of data, noise and order.")] = 0,
     run_dir: Annotated[Path | None, typer.Option(help="Where to write; default runs/demo or runs/demo-quick.")] = None,
@@ -41,16 +43,16 @@ def demo(
     """A real model learns on this machine, with a before/after table: to use a tool, or to prefer one kind of answer."""
     from postgrad.errors import RecipeError
 
-    if chapter == "tools":
+    if chapter in ("tools", "ppo"):
         from postgrad.cli.demo import run_demo
 
-        run_demo(quick=quick, seed=seed, run_dir=run_dir, overwrite=overwrite, json_output=json_output)
+        run_demo(chapter, quick=quick, seed=seed, run_dir=run_dir, overwrite=overwrite, json_output=json_output)
     elif chapter == "preferences":
         from postgrad.cli.demo_preferences import run_preferences
 
         run_preferences(quick=quick, seed=seed, run_dir=run_dir, overwrite=overwrite, json_output=json_output)
     else:
-        raise RecipeError(f"no chapter {chapter!r}", where="demo", hint="tools or preferences")
+        raise RecipeError(f"no chapter {chapter!r}", where="demo", hint="tools, ppo or preferences")
 
 
 @app.command()

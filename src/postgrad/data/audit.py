@@ -119,6 +119,16 @@ def _rejected(tally: Tally, source: RowSource) -> Iterator[Finding]:
         yield Finding("rejected", severity, message, tally.rejected_count, names, hint)
 
 
+def _roomier(tally: Tally) -> str:
+    """Advice with the limit that would keep nearly every row."""
+    total, seen = tally.lengths.total(), 0
+    for length, rows in sorted(tally.lengths.items()):
+        seen += rows
+        if seen >= 0.95 * total:
+            return f"max_length: {length} keeps 95 % of the rows whole"
+    return "raise max_length"
+
+
 def _limits(tally: Tally, kept: int) -> Iterator[Finding]:
     if tally.cut:
         severity: Severity = (
@@ -127,11 +137,11 @@ def _limits(tally: Tally, kept: int) -> Iterator[Finding]:
         message = f"{tally.cut} of {kept} rows are cut; a cut answer has no end token"
         if severity == "critical":
             message = f"{tally.cut} of {kept} rows are cut at the limit: the model would rarely see an end token"
-        yield Finding("cut", severity, message, tally.cut, hint="raise max_length, or use overlong: drop")
+        yield Finding("cut", severity, message, tally.cut, hint=_roomier(tally))
     too_long = tally.dropped["too_long"]
     if too_long > 0.05 * tally.rows:
         message = f"{too_long} of {tally.rows} rows are left out because they are too long"
-        yield Finding("too_long", "warning", message, too_long, hint="raise max_length, or use overlong: cut")
+        yield Finding("too_long", "warning", message, too_long, hint=_roomier(tally))
     if turns := tally.counts["dropped_turns"]:
         yield Finding("dropped_turns", "info", f"{turns} single turns of kept conversations are too long and left out", turns)
 

@@ -49,7 +49,7 @@ class Cache:
             (folder / "tally.json").write_text(json.dumps(tally.to_json(), ensure_ascii=False), encoding="utf-8")
             np.save(folder / "prints.npy", tally.table_of_prints(), allow_pickle=False)
 
-        folder = build_once(root / _key(source, method, encoder), make)
+        folder = build_once(root / _key(source, method, encoder), make, verify=True)
         with suppress(OSError):  # a shared cache that only others may write is never cleared by us
             (folder / "tally.json").touch()
         _forget_old(root, keep=folder)

@@ -67,7 +67,7 @@ def training_example(row: Row, format: Format, text_prompts: TextPrompts) -> Exa
     tools = _tools(fields)
     if format == "text":
         return Example((), tools, raw=("", _filled(fields["text"], "text")))
-    if format in ("messages", "sharegpt"):
+    if _is_conversation(fields, format):
         example = Example(_conversation(fields), tools)
     else:
         prompt, answer = _prompt_of(fields, format), _completion_of(fields, format)
@@ -79,7 +79,7 @@ def training_example(row: Row, format: Format, text_prompts: TextPrompts) -> Exa
 
 
 def is_text_prompt(row: Row, format: Format) -> bool:
-    return format not in ("messages", "sharegpt", "text") and isinstance(_prompt_of(row.fields, format), str)
+    return format != "text" and not _is_conversation(row.fields, format) and isinstance(_prompt_of(row.fields, format), str)
 
 
 # ---- pairs and labels

@@ -132,7 +132,17 @@ def parse_json(text: str) -> Any:
         raise ValueError("nested too deeply") from None
     if not _is_text(value, text):
         raise ValueError(_SURROGATE)
+    if "\\u0000" in text and _holds_nul(value):
+        raise ValueError("a NUL character")
     return value
+
+
+def _holds_nul(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(_holds_nul(part) for pair in value.items() for part in pair)
+    if isinstance(value, list):
+        return any(map(_holds_nul, value))
+    return isinstance(value, str) and "\0" in value
 
 
 def _is_text(value: Any, written: str) -> bool:

@@ -40,7 +40,7 @@ Method = Literal["sft", "reward", "dpo", "grpo", "ppo"]
 
 _RL: tuple[Format, ...] = ("prompt", "messages", "sharegpt", "prompt+completion", "question+answer", "question", "alpaca", "unpaired")
 ACCEPTED: Mapping[Method, tuple[Format, ...]] = {
-    "sft": ("messages", "sharegpt", "prompt+completion", "alpaca", "question+answer", "text", "tokens"),
+    "sft": ("messages", "sharegpt", "prompt+completion", "alpaca", "question+answer", "text", "tokens", "unpaired"),
     "reward": ("preference",),
     "dpo": ("preference", "unpaired"),
     "grpo": _RL,

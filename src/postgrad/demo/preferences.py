@@ -52,6 +52,8 @@ COURTEOUS: dict[str, tuple[str, ...]] = {
     "heldout": (
         "I am happy to explain. {} Do get in touch again whenever you like.",
         "Sure, thanks for reaching out. {} Wishing you all the best!",
+        "You are welcome to ask. {} Tell me if anything stays unclear.",
+        "How kind of you to check first. {} Enjoy the rest of your day!",
     ),
 }
 CURT: dict[str, tuple[str, ...]] = {
@@ -64,19 +66,24 @@ CURT: dict[str, tuple[str, ...]] = {
     "heldout": (
         "I am tired of explaining. {} Stop bothering people with this stuff.",
         "Seriously, again this nonsense? {} Go and annoy somebody else!",
+        "You never listen, do you? {} I will not repeat this for you.",
+        "Oh please, how dense can one be. {} Spare me the next question!",
     ),
 }
 
 
 def pairs(seed: int, kind: str, count: int) -> list[dict[str, Any]]:
-    """`count` rows with `prompt`, `chosen` (courteous) and `rejected` (curt). `kind`: train or heldout."""
-    rng = random.Random(f"preferences {kind} {seed}")
-    rows = []
-    for _ in range(count):
-        question, fact = rng.choice(TOPICS[kind])
-        chosen, rejected = rng.choice(COURTEOUS[kind]).format(fact), rng.choice(CURT[kind]).format(fact)
-        rows.append({"prompt": question, "chosen": chosen, "rejected": rejected})
-    return rows
+    """`count` different rows with `prompt`, `chosen` (courteous) and `rejected` (curt).
+
+    `kind`: train (at most 256 rows) or heldout (at most 128).
+    """
+    every = [
+        {"prompt": question, "chosen": courteous.format(fact), "rejected": curt.format(fact)}
+        for question, fact in TOPICS[kind]
+        for courteous in COURTEOUS[kind]
+        for curt in CURT[kind]
+    ]
+    return random.Random(f"preferences {kind} {seed}").sample(every, count)
 
 
 def write(folder: Path, seed: int = 0, *, train: int = 240, heldout: int = 120) -> list[Path]:

@@ -115,6 +115,7 @@ class LocalEngine(Reader):
 
     def save_state(self, folder: Path) -> None:
         """Trained weights, moments and step counts. Accumulated gradients are not part of it."""
+        self._check_weights()
         moments, steps = self.optimizer.state()
         record = EngineState(weights=trainable_state(self.model), moments=moments, steps=steps, updates=self._updates)
         engine_state.write(record, folder)
@@ -139,6 +140,13 @@ class LocalEngine(Reader):
                 self._check_gradient(batch, name)
         own = (entropy.sum().item(), batch.trained_tokens, batch.computed_tokens, batch.repeated_prefix_tokens, batch.untrained_rows)
         return value.item(), _merged(sums, dict(zip(_OWN_SUMS, own, strict=True))), current.detach()
+
+    def _check_weights(self) -> None:
+        """What is saved can be trained on and exported: an update may have left numbers that are not finite."""
+        broken = [name for name, weight in self.optimizer.weights.items() if not bool(weight.isfinite().all())]
+        if broken:
+            what = f"the update left {len(broken)} weights with values that are not finite (first: {broken[0]})"
+            raise RunError(what, hint="lower optimizer.learning_rate")
 
     def _check_loss(self, value: Tensor, batch: MicroBatch, name: str) -> None:
         if not math.isfinite(value.item()):

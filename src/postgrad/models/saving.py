@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
+
 from postgrad import __version__
 from postgrad.cache import make_readable, temporary_beside
 from postgrad.errors import ModelError
@@ -62,7 +64,7 @@ def save(
             _put_in_place(temporary, target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ModelError(f"cannot write the model: {error}", where=str(target), hint="is the disk full or read-only?") from error
     return target
 

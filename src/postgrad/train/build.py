@@ -37,6 +37,12 @@ class Built:
 
     method: Method
     notes: Sequence[str]
+    policy: setup.Policy
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """What was loaded: a resumed run must find the same weights and the same chat format."""
+        return {"the model's weights": self.policy.model.fingerprint, "the tokenizer or chat template": self.policy.chat.fingerprint}
 
 
 @contextmanager
@@ -60,7 +66,7 @@ def build_sft(recipe: SFTRecipe, base: Path, reporter: Reporter) -> Built:
     data = setup.load_sft(recipe, policy, base, work=reading(reporter))
     engine = setup.make_engine(recipe, policy, with_reference=False)
     method = SFT(recipe, policy, engine, data.train, data.heldout[: recipe.evaluation.rows])
-    return Built(method, [*data.notes, *batch_notes(method.batches)])
+    return Built(method, [*data.notes, *batch_notes(method.batches)], policy)
 
 
 def build_reward_model(recipe: RewardRecipe, base: Path, reporter: Reporter) -> Built:
@@ -68,7 +74,7 @@ def build_reward_model(recipe: RewardRecipe, base: Path, reporter: Reporter) -> 
     data = setup.load_pairs(recipe, policy, base, work=reading(reporter))
     engine = setup.make_engine(recipe, policy, with_reference=False, reads="values")
     heldout = data.heldout[: recipe.evaluation.rows]
-    return Built(RewardModelling(recipe, policy, engine, data.train, heldout, reporter.note), data.notes)
+    return Built(RewardModelling(recipe, policy, engine, data.train, heldout, reporter.note), data.notes, policy)
 
 
 def build_dpo(recipe: DPORecipe, base: Path, reporter: Reporter) -> Built:
@@ -76,7 +82,8 @@ def build_dpo(recipe: DPORecipe, base: Path, reporter: Reporter) -> Built:
     if "kto" in recipe.loss.kinds:
         answers = setup.load_answers(recipe, policy, base, work=reading(reporter))
         engine = setup.make_engine(recipe, policy, with_reference=True)
-        return Built(KTO(recipe, policy, engine, answers.train, answers.heldout[: recipe.evaluation.rows], reporter.note), answers.notes)
+        kto = KTO(recipe, policy, engine, answers.train, answers.heldout[: recipe.evaluation.rows], reporter.note)
+        return Built(kto, answers.notes, policy)
     data = setup.load_pairs(recipe, policy, base, work=reading(reporter))
     heldout = data.heldout[: recipe.evaluation.rows]
     once = recipe.loss.needs_reference and recipe.loss.reference == "precomputed"
@@ -88,13 +95,16 @@ def build_dpo(recipe: DPORecipe, base: Path, reporter: Reporter) -> Built:
     method = DPO(
         recipe, policy, engine, data.train, heldout, reference=known(data.train), heldout_reference=known(heldout), note=reporter.note
     )
-    return Built(method, [*data.notes, *dpo_notes(recipe)])
+    return Built(method, [*data.notes, *dpo_notes(recipe, data.train)], policy)
 
 
-def dpo_notes(recipe: DPORecipe) -> list[str]:
-    if recipe.loss.kinds.keys() & {"sigmoid"} and recipe.loss.needs_reference:
-        return ["the loss starts at ln 2 = 0.693, where policy and reference are the same; it falls below that, never below 0"]
-    return []
+def dpo_notes(recipe: DPORecipe, pairs: Sequence[Pair]) -> list[str]:
+    notes = []
+    if set(recipe.loss.kinds) == {"sigmoid"}:
+        notes.append("the loss starts at ln 2 = 0.693, where policy and reference are the same; it falls below that, never below 0")
+    if pairs and pairs[0].margin is not None:
+        notes.append("the column `margin` acts in reward models only; dpo does not read it")
+    return notes
 
 
 def reading(reporter: Reporter) -> Work:
@@ -166,7 +176,8 @@ def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter
         evaluator=shared.evaluator,
         record=Recorder(directory, reporter, shared.judges.rewards, loss_settings(recipe.loss, recipe.rollout).scale),
     )
-    return Built(GRPO(recipe, parts), [*shared.data.notes, *grpo_notes(recipe, shared.judges.rewards, shared.policy)])
+    notes = grpo_notes(recipe, shared.judges.rewards, shared.policy)
+    return Built(GRPO(recipe, parts), [*shared.data.notes, *notes], shared.policy)
 
 
 def build_ppo(recipe: PPORecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
@@ -184,4 +195,4 @@ def build_ppo(recipe: PPORecipe, base: Path, directory: RunDirectory, reporter: 
         evaluator=shared.evaluator,
         record=IterationRecorder(directory, reporter),
     )
-    return Built(PPO(recipe, parts), shared.data.notes)
+    return Built(PPO(recipe, parts), shared.data.notes, shared.policy)

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from postgrad.errors import CheckpointError, RunError
 from postgrad.train.files import fault, publish_folder, sha256, sync_folder, write_json
 
 MANIFEST = "MANIFEST.json"
+_NAME = re.compile(r"step-\d+")
 
 
 def folder_of(root: Path, step: int) -> Path:
@@ -47,7 +51,7 @@ def save(root: Path, step: int, write: Callable[[Path], None], *, keep: int) -> 
             shutil.rmtree(final)
         publish_folder(temporary, final)
         fault("save:after_rename")
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk with an error of its own
         shutil.rmtree(temporary, ignore_errors=True)
         good = newest(root).folder
         raise RunError(
@@ -96,7 +100,9 @@ class Newest:
 
 
 def _folders(root: Path) -> list[Path]:
-    return sorted((path for path in root.glob("step-*") if path.is_dir()), reverse=True) if root.is_dir() else []
+    """The newest first, by step. Folders of any other name (a copy that somebody keeps) are not ours."""
+    found = [path for path in root.glob("step-*") if path.is_dir() and _NAME.fullmatch(path.name)] if root.is_dir() else []
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
 def newest(root: Path) -> Newest:

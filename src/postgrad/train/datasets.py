@@ -76,21 +76,25 @@ def _one_epoch(rows: Sequence[T], source: RowSource, report: DataReport, seed: i
     chosen: list[int] = []
     start = 0
     for number, (part, size) in enumerate(zip(source.parts, report.tally.parts, strict=True)):
-        whole, share = divmod(part.weight, 1.0)
-        extra = np.random.default_rng((seed & 0xFFFFFFFF, number)).permutation(size)[: round(share * size)]
-        chosen += [start + index for _ in range(int(whole)) for index in range(size)] + sorted(start + int(index) for index in extra)
+        whole, extra = divmod(_drawn(part.weight, size), size) if size else (0, 0)
+        some = np.random.default_rng((seed & 0xFFFFFFFF, number)).permutation(size)[:extra]
+        chosen += [start + index for _ in range(whole) for index in range(size)] + sorted(start + int(index) for index in some)
         start += size
     return Picked(rows, chosen)
+
+
+def _drawn(weight: float, size: int) -> int:
+    """Rows of a part in one epoch; at least one of a part that has any."""
+    return max(1, round(weight * size)) if size else 0
 
 
 def _mixture_notes(source: RowSource, report: DataReport) -> list[str]:
     if len(source.parts) == 1 and source.parts[0].weight == 1.0:
         return []
-    drawn = [part.weight * count for part, count in zip(source.parts, report.tally.parts, strict=True)]
-    shares = (
-        f"{part.name} {100 * rows / sum(drawn):.0f} % (weight {part.weight:g})" for part, rows in zip(source.parts, drawn, strict=True)
-    )
-    return [f"mixture, by rows of one epoch: {', '.join(shares)}"]
+    drawn = [_drawn(part.weight, count) for part, count in zip(source.parts, report.tally.parts, strict=True)]
+    total = sum(drawn)
+    shares = (f"{part.name} {rows} rows, {100 * rows / total:.0f} %" for part, rows in zip(source.parts, drawn, strict=True))
+    return [f"one epoch of the mixture: {', '.join(shares)}"]
 
 
 class Picked(Sequence[T]):

@@ -109,8 +109,11 @@ class Judges:
 
 
 def names_model(reward: Reward, base: Path) -> Path | None:
-    """The folder of the reward model that `use:` names, or None when it names a function."""
-    for folder in (base / reward.use, base / reward.use / "model"):
+    """The folder of the reward model that `use:` names, or None when it names a function.
+
+    A folder or run directory, relative to the recipe or, as `model:` and `run_dir:` are, to the working directory.
+    """
+    for folder in (base / reward.use, base / reward.use / "model", Path(reward.use), Path(reward.use) / "model"):
         if is_reward_model(folder):
             return folder
     return None

@@ -5,16 +5,28 @@ Reading the file (lines, overrides, error messages) is `recipe_file`; this modul
 
 from __future__ import annotations
 
+import difflib
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-PositiveInt = Annotated[int, Field(gt=0)]
-Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+from postgrad.chat import BUILT_IN
+
+
+def _no_bool(value: Any) -> Any:
+    """`true` is no number, although Python says so."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("number", "Input should be a number, not true or false")
+    return value
+
+
+PositiveInt = Annotated[int, BeforeValidator(_no_bool), Field(gt=0)]
+Fraction = Annotated[float, BeforeValidator(_no_bool), Field(gt=0.0, le=1.0)]
+Finite = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
+NonNegative = Annotated[float, BeforeValidator(_no_bool), Field(ge=0.0, allow_inf_nan=False)]
+Positive = Annotated[float, BeforeValidator(_no_bool), Field(gt=0.0, allow_inf_nan=False)]
+Seed = Annotated[int, BeforeValidator(_no_bool)]
 PresetName = Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"]
 
 
@@ -34,7 +46,7 @@ class Adapter(Section):
     alpha: Positive | None = None
     """Scale of the adapter is alpha / rank; left out = 2 × rank."""
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    targets: Literal["all-linear"] | list[str] = "all-linear"
+    targets: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = "all-linear"
 
 
 class Optimizer(Section):
@@ -233,7 +245,7 @@ class RewardLoss(Section):
 
 
 class DPOLoss(Section):
-    kind: str | dict[str, Finite] = "sigmoid"
+    kind: str | dict[str, Positive] = "sigmoid"
     """A loss, or several with weights, e.g. {sigmoid: 0.8, bco_pair: 0.2, sft: 1.0}; see `train/dpo.py`. kto takes labelled answers."""
     beta: Positive = 0.1
     """How closely the policy is held to the reference."""
@@ -332,7 +344,7 @@ class Base(Section):
     """Built-in name, folder, run directory, hub id, .gguf file, or `stage:NAME` in a pipeline."""
     run_dir: str
     """Relative to the working directory."""
-    seed: int = 0
+    seed: Seed = 0
     """Keys the order of rows, sampling noise, dropout and fresh adapter weights."""
     max_steps: PositiveInt | None = None
     """Optimizer steps; set this or epochs."""
@@ -349,6 +361,21 @@ class Base(Section):
     checkpoint: Checkpoint = Checkpoint()
     notes: str = ""
     """Free text for the model card."""
+
+    @model_validator(mode="after")
+    def _known_template(self) -> Base:
+        if self.chat_template is not None and "{" not in self.chat_template and self.chat_template not in BUILT_IN:
+            near = difflib.get_close_matches(self.chat_template, BUILT_IN, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise _refuse("chat_template", f"is no Jinja text and no built-in template ({', '.join(BUILT_IN)}){hint}")
+        return self
+
+    @model_validator(mode="after")
+    def _evaluates_something(self) -> Base:
+        data, evaluation = getattr(self, "data", None), getattr(self, "evaluation", None)
+        if data is not None and data.eval is None and evaluation is not None and evaluation.every is not None:
+            raise _refuse("evaluation.every", "acts only with data.eval: name held-out rows, or a share of the training rows")
+        return self
 
     @model_validator(mode="after")
     def _one_length(self) -> Base:
@@ -515,6 +542,8 @@ class PPORecipe(NoDropout):
             )
         if self.rollout.refill:
             raise _refuse("rollout.refill", "refills groups that a filter dropped; PPO drops none")
+        if self.batch.minibatches > (rollouts := self.batch.prompts * self.rollout.group_size):
+            raise _refuse("batch.minibatches", f"an iteration has {rollouts} rollouts, which cannot be split into more parts")
         return self
 
 
@@ -534,5 +563,5 @@ class Pipeline(Section):
     """`stages:` name → recipe, run in order; a stage's `model:` may be `stage:NAME` of an earlier one."""
 
     run_dir: str
-    seed: int = 0
+    seed: Seed = 0
     stages: Annotated[dict[str, Recipe], Field(min_length=1)]

@@ -191,6 +191,8 @@ def _check_stage_reference(source: Source, key: KeyPath, recipes: Mapping[str, B
     recipe, earlier = recipes[key[-1]], dict(list(recipes.items())[:-1])
     named: list[tuple[KeyPath, str]] = [(("model",), recipe.model)]
     named += [(("rewards", str(index), "use"), reward.use) for index, reward in enumerate(getattr(recipe, "rewards", ()))]
+    if critic := getattr(getattr(recipe, "critic", None), "model", None):
+        named.append((("critic", "model"), critic))
     for place, name in named:
         if not name.startswith("stage:"):
             continue
@@ -200,7 +202,8 @@ def _check_stage_reference(source: Source, key: KeyPath, recipes: Mapping[str, B
             what = f"{'.'.join(place)}: {name} names no earlier stage (earlier stages: {', '.join(earlier) or 'none'})"
             raise RecipeError(what, where=where, hint="stages run in the order they stand in")
         is_reward = getattr(stage, "method", "") == "reward"
-        if is_reward != (place[0] == "rewards") and getattr(recipe, "method", "") != "reward":
+        wanted = {"rewards": True, "model": False}.get(place[0])  # a critic may start from either
+        if wanted is not None and is_reward != wanted and getattr(recipe, "method", "") != "reward":
             what = f"{'.'.join(place)}: {name} is {'a reward model' if is_reward else 'no reward model'}"
             raise RecipeError(what, where=where, hint="a policy starts from a language model, a reward may be a stage with method: reward")
 

@@ -42,7 +42,7 @@ def precomputed(
                 values += row
         np.save(target / "logprobs.npy", np.asarray(values, np.float32), allow_pickle=False)
 
-    done = build_once((folder or cache_folder() / "logprobs") / _key(pairs, policy), build)
+    done = build_once((folder or cache_folder() / "logprobs") / _key(pairs, policy), build, verify=True)
     return _split(pairs, np.load(done / "logprobs.npy", allow_pickle=False).tolist())
 
 

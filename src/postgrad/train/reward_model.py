@@ -28,6 +28,9 @@ from postgrad.train.setup import Policy
 from postgrad.train.statistics import spearman, wilson
 from postgrad.types import TrainRow
 
+FEWEST = 20
+"""Held-out pairs below which no finding is made of them."""
+
 
 def score_rows(pairs: Sequence[Pair]) -> list[TrainRow]:
     """Two rows per pair, chosen first, each read at its last token."""
@@ -168,7 +171,9 @@ def calibration_error(margins: Sequence[float], bins: int = 10) -> float:
 
 
 def reward_model_findings(metrics: Mapping[str, float]) -> list[str]:
-    """M1: what the held-out pairs say about the finished model."""
+    """M1: what the held-out pairs say about the finished model; nothing about fewer than `FEWEST` of them."""
+    if metrics["eval/pairs"] < FEWEST:
+        return [f"{metrics['eval/pairs']:.0f} held-out pairs are too few to judge the reward model by; hold out at least {FEWEST}"]
     found = []
     low, high = metrics["eval/accuracy_low"], metrics["eval/accuracy_high"]
     shown = f"held-out accuracy {100 * metrics['eval/accuracy']:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
@@ -184,5 +189,5 @@ def reward_model_findings(metrics: Mapping[str, float]) -> list[str]:
             f"σ(margin) is off by {100 * metrics['eval/calibration_error']:.0f} % on average: use the order of scores, not their size"
         )
     if abs(metrics["eval/mean_reward"]) > 3 * max(metrics["eval/reward_std"], 1e-6):
-        found.append("scores have drifted far from 0 compared with their spread: loss.center_coef: 0.01 holds them")
+        found.append("scores have drifted far from 0 compared with their spread: a larger loss.center_coef (0.01 is usual) holds them")
     return found

@@ -10,6 +10,7 @@ run(load_recipe(Path("recipe.yaml")))
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from postgrad.errors import CheckpointError
@@ -20,9 +21,9 @@ from postgrad.train.build import build, make_evaluator, sampler_progress
 from postgrad.train.evaluate import Evaluation
 from postgrad.train.loop import Reporter, SilentReporter, fit
 from postgrad.train.model_rewards import Judges
-from postgrad.train.recipe import Pipeline, Recipe, RLRecipe
+from postgrad.train.recipe import Pipeline, PPORecipe, Recipe, RLRecipe
 from postgrad.train.recipe_file import LoadedRecipe, parse_recipe
-from postgrad.train.run_directory import open_pipeline, open_run
+from postgrad.train.run_directory import RunDirectory, open_pipeline, open_run
 
 
 def run(loaded: LoadedRecipe, reporter: Reporter | None = None, *, overwrite: bool = False) -> Path:
@@ -52,6 +53,8 @@ def load_run(path: Path) -> LoadedRecipe:
         raise CheckpointError(
             f"resolved.json cannot be read: {error}", where=str(path), hint="start the recipe again in another run_dir"
         ) from error
+    if not isinstance(record, dict) or not {"recipe", "base"} <= record.keys():
+        raise CheckpointError("resolved.json holds no recipe", where=str(path), hint="start the recipe again in another run_dir")
     text = (path / "recipe.yaml").read_text(encoding="utf-8") if (path / "recipe.yaml").exists() else ""
     return LoadedRecipe(recipe=moved_to(parse_recipe(record["recipe"]), path), base=Path(record["base"]), text=text)
 
@@ -59,11 +62,22 @@ def load_run(path: Path) -> LoadedRecipe:
 def moved_to(recipe: Recipe | Pipeline, path: Path) -> Recipe | Pipeline:
     """The recipe with its run_dir, and those of its stages inside it, at `path`: a run directory may be moved."""
     if not isinstance(recipe, Pipeline):
-        return recipe.model_copy(update={"run_dir": str(path)})
+        return _stage_moved_to(recipe, path)
     stages = {
         name: stage.model_copy(update={"run_dir": _rebased(stage.run_dir, recipe.run_dir, path)}) for name, stage in recipe.stages.items()
     }
     return recipe.model_copy(update={"run_dir": str(path), "stages": stages})
+
+
+def _stage_moved_to(recipe: Recipe, path: Path) -> Recipe:
+    """A run at `path`; models of stages that stood beside it stand beside it still."""
+    beside, now = str(Path(recipe.run_dir).parent), path.parent
+    update: dict[str, object] = {"run_dir": str(path), "model": _rebased(recipe.model, beside, now)}
+    if isinstance(recipe, RLRecipe):
+        update["rewards"] = [reward.model_copy(update={"use": _rebased(reward.use, beside, now)}) for reward in recipe.rewards]
+    if isinstance(recipe, PPORecipe) and recipe.critic.model is not None:
+        update["critic"] = recipe.critic.model_copy(update={"model": _rebased(recipe.critic.model, beside, now)})
+    return recipe.model_copy(update=update)
 
 
 def _rebased(run_dir: str, old: str, new: Path) -> str:
@@ -74,10 +88,11 @@ def _rebased(run_dir: str, old: str, new: Path) -> str:
 def _run_pipeline(pipeline: Pipeline, loaded: LoadedRecipe, reporter: Reporter, *, overwrite: bool) -> Path:
     """Run each stage that is not finished; `model: stage:NAME` is the model that stage NAME wrote."""
     model = Path(pipeline.run_dir)
-    with open_pipeline(pipeline, loaded.base, source_text=loaded.text, overwrite=overwrite):
+    with open_pipeline(pipeline, loaded.base, source_text=loaded.text, overwrite=overwrite) as above:
         for name, recipe in pipeline.stages.items():
             stage = stage_recipe(pipeline, recipe)
-            model = _run_one(stage, loaded, reporter, name=name, overwrite=False)
+            elsewhere = not Path(stage.run_dir).is_relative_to(pipeline.run_dir)
+            model = _run_one(stage, loaded, reporter, name=name, overwrite=overwrite and elsewhere, above=(above,))
     return model
 
 
@@ -87,21 +102,29 @@ def stage_recipe(pipeline: Pipeline, recipe: Recipe) -> Recipe:
     def folder(name: str) -> str:
         if not name.startswith("stage:"):
             return name
-        return str((Path(pipeline.stages[name.removeprefix("stage:")].run_dir) / "model").resolve())
+        return str(Path(pipeline.stages[name.removeprefix("stage:")].run_dir) / "model")
 
     update: dict[str, object] = {"model": folder(recipe.model)}
     if isinstance(recipe, RLRecipe):
         update["rewards"] = [reward.model_copy(update={"use": folder(reward.use)}) for reward in recipe.rewards]
+    if isinstance(recipe, PPORecipe) and recipe.critic.model is not None:
+        update["critic"] = recipe.critic.model_copy(update={"model": folder(recipe.critic.model)})
     return recipe.model_copy(update=update)
 
 
-def _run_one(recipe: Recipe, loaded: LoadedRecipe, reporter: Reporter, *, name: str, overwrite: bool) -> Path:
+def _run_one(
+    recipe: Recipe, loaded: LoadedRecipe, reporter: Reporter, *, name: str, overwrite: bool, above: Sequence[RunDirectory] = ()
+) -> Path:
+    """`above`: the pipeline's own directory, whose old content goes once this stage can start."""
     with open_run(recipe, loaded.base, source_text=loaded.text, overwrite=overwrite) as directory:
+        directory.check_inputs("files", setup.input_hashes(recipe, loaded.base))
         if directory.finished:
             reporter.note(f"{name}: already finished, nothing to do")
             return directory.model
-        directory.check_inputs(setup.input_hashes(recipe, loaded.base))
         with build(recipe, loaded.base, directory, reporter) as built:
+            directory.check_inputs("loaded", built.fingerprints)
+            for opened in (directory, *above):
+                opened.begin()
             return fit(built.method, directory, recipe, reporter, name=name, notes=built.notes)
 
 

@@ -2,7 +2,7 @@
 
 recipe.yaml       the file as the user wrote it            resolved.json   every key with its value, and the recipe's folder
 environment.json  versions, processor, threads             metrics.jsonl   one line per step
-events.jsonl      everything else worth knowing, with time inputs.json     sha256 of data, reward and tool files
+events.jsonl      everything else worth knowing, with time inputs.json     sha256 of data, rewards, tools, weights
 rollouts/         step-000010.jsonl.gz, one line per group summary.json    written last: marks the run finished
 checkpoints/      see `checkpoint`                         model/          the result
 """
@@ -38,6 +38,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.began = False
 
     @property
     def checkpoints(self) -> Path:
@@ -86,20 +87,29 @@ class RunDirectory:
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         write_bytes(folder / f"step-{step:06d}.jsonl.gz", gzip.compress(text.encode("utf-8"), compresslevel=5, mtime=0))
 
-    def check_inputs(self, hashes: Mapping[str, str]) -> None:
-        """Record the sha256 of the run's files, or refuse to continue with files that have changed since it started."""
+    def check_inputs(self, kind: str, hashes: Mapping[str, str]) -> None:
+        """Record what the run's numbers depend on, or refuse to continue with something that has changed since it started.
+
+        `kind`: "files" (data, rewards, tools), or "loaded" (weights and chat format, known once they are loaded).
+        """
         path = self.path / "inputs.json"
-        if not path.exists():
-            write_json(path, dict(hashes))
+        recorded: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        before = recorded.get(kind)
+        if before is None:
+            write_json(path, recorded | {kind: dict(hashes)})
             return
-        before = json.loads(path.read_text(encoding="utf-8"))
         changed = sorted(name for name in before | dict(hashes) if before.get(name) != hashes.get(name))
         if changed:
             raise RecipeError(
                 f"changed since this run started: {', '.join(changed)}",
                 where=str(self.path),
-                hint="restore the files, choose another run_dir, or start again with --overwrite",
+                hint="restore what it was, choose another run_dir, or start again with --overwrite",
             )
+
+    def begin(self) -> None:
+        """Everything is loaded and the first step can come: the run stays, and the one it replaces goes."""
+        self.began = True
+        shutil.rmtree(self.path / REPLACED, ignore_errors=True)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         write_json(self.path / "summary.json", summary)
@@ -110,7 +120,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     records = []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     for number, line in enumerate(lines, start=1):
         try:
             records.append(json.loads(line))
@@ -140,15 +150,16 @@ def open_run(recipe: Base, base: Path, *, source_text: str, overwrite: bool = Fa
 
 
 @contextmanager
-def open_pipeline(pipeline: Pipeline, base: Path, *, source_text: str, overwrite: bool = False) -> Iterator[None]:
+def open_pipeline(pipeline: Pipeline, base: Path, *, source_text: str, overwrite: bool = False) -> Iterator[RunDirectory]:
     """The folder above the stages' own: the recipe as a whole, and a lock."""
-    with _open(pipeline, base, source_text=source_text, overwrite=overwrite):
-        yield
+    with _open(pipeline, base, source_text=source_text, overwrite=overwrite) as run:
+        yield run
 
 
 @contextmanager
 def _open(recipe: Base | Pipeline, base: Path, *, source_text: str, overwrite: bool) -> Iterator[RunDirectory]:
     path = Path(recipe.run_dir)
+    _refuse_place(path, base)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -156,21 +167,79 @@ def _open(recipe: Base | Pipeline, base: Path, *, source_text: str, overwrite: b
             f"run_dir cannot be created: {error}", where=str(path), hint="set run_dir to a folder you may write to"
         ) from error
     with _lock(path):
-        if overwrite:
-            _empty(path)
         run, new = RunDirectory(path), resolved(recipe, base)
+        _restore(path)  # of a start that was killed
+        if overwrite:
+            _set_aside(path)
         _refuse_other_recipe(run, new)
         clean_temporary(path)
-        if not (path / "resolved.json").exists():
-            write_text(path / "recipe.yaml", source_text)
-            write_json(path / "resolved.json", new)
-        yield run
+        for left in path.glob(".model.tmp-*"):  # of an export that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        fresh = not (path / "resolved.json").exists()
+        try:
+            if fresh:
+                write_text(path / "recipe.yaml", source_text)
+                write_json(path / "resolved.json", new)
+            yield run
+        except BaseException:
+            if fresh and not run.began:  # refused before its first step: what would be in the way of the mended recipe goes
+                _remove_all(path)
+            _restore(path)
+            raise
 
 
-def _empty(path: Path) -> None:
+REPLACED = ".replaced"
+"""Where an old run waits until the new one is built: a recipe that cannot start costs nothing."""
+_OURS = frozenset({
+    "recipe.yaml", "resolved.json", "environment.json", "inputs.json", "metrics.jsonl", "events.jsonl", "summary.json", "rollouts",
+    "checkpoints", "model", "report.html", "doctor.json", "plots",
+})  # fmt: skip
+
+
+def _refuse_place(path: Path, base: Path) -> None:
+    """A run directory is a folder of its own."""
+    here = path.resolve()
+    if here == Path.cwd().resolve() or base.resolve().is_relative_to(here):
+        what = "run_dir is the working directory or holds the recipe; it must be a folder of its own"
+        raise RecipeError(what, where=f"run_dir: {path}", hint="e.g. run_dir: runs/NAME")
+
+
+def _set_aside(path: Path) -> None:
+    """Move what a run wrote out of the way. Refuses a folder with anything else in it, or one that is no run."""
+    entries = [child for child in path.iterdir() if child.name != ".lock"]
+    if not entries:
+        return
+    stages: set[str] = set()
+    try:
+        record = json.loads((path / "resolved.json").read_text(encoding="utf-8"))["recipe"]
+        stages = set(record.get("stages") or {})
+    except (OSError, ValueError, KeyError, AttributeError):
+        raise RecipeError("--overwrite replaces runs, and this folder is none", where=str(path), hint="choose another run_dir") from None
+    foreign = sorted(child.name for child in entries if child.name not in _OURS | stages and not child.name.startswith("."))
+    if foreign:
+        what = f"--overwrite would delete files that no run wrote: {', '.join(foreign[:5])}"
+        raise RecipeError(what, where=str(path), hint="move them away, or choose another run_dir")
+    (path / REPLACED).mkdir()
+    for child in entries:
+        child.rename(path / REPLACED / child.name)
+
+
+def _remove_all(path: Path) -> None:
+    """Everything in a folder that is ours alone."""
     for child in path.iterdir():
-        if child.name != ".lock":
+        if child.name not in (".lock", REPLACED):
             shutil.rmtree(child) if child.is_dir() else child.unlink()
+
+
+def _restore(path: Path) -> None:
+    """Put a run that was set aside back in its place."""
+    aside = path / REPLACED
+    if not aside.is_dir():
+        return
+    _remove_all(path)
+    for child in aside.iterdir():
+        child.rename(path / child.name)
+    aside.rmdir()
 
 
 def _refuse_other_recipe(run: RunDirectory, new: dict[str, Any]) -> None:
@@ -190,8 +259,10 @@ def _refuse_other_recipe(run: RunDirectory, new: dict[str, Any]) -> None:
 
 
 def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
-    """What decides the numbers: every key but the folder's own name, so that a run may be moved."""
-    return {key: value for key, value in _flat(recipe).items() if key.split(".")[-1] != "run_dir"}
+    """What decides the numbers: every key but the folder's own name, and other stages by their place beside it: a run may be moved."""
+    beside = f"{Path(recipe.get('run_dir', '')).parent}/"
+    settings = {key: value for key, value in _flat(recipe).items() if key.split(".")[-1] != "run_dir"}
+    return {key: value.removeprefix(beside) if isinstance(value, str) else value for key, value in settings.items()}
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -204,7 +275,13 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """The kernel drops the lock when the process dies, so a killed run never leaves a stale one."""
-    with (path / ".lock").open("a+", encoding="utf-8") as file:
+    try:
+        opened = (path / ".lock").open("a+", encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(
+            f"run_dir cannot be written: {error.strerror}", where=str(path), hint="set run_dir to a folder you may write to"
+        ) from error
+    with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -5,7 +5,9 @@ Everything that can be wrong with files, columns and names is found here, before
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +28,11 @@ from postgrad.data import (
     prepare_sft,
     prepare_unpaired,
 )
+from postgrad.data.cache import file_sha256
 from postgrad.errors import RecipeError
 from postgrad.models.engine import LocalEngine, OptimizerConfig
 from postgrad.models.loading import LanguageModel, load
+from postgrad.models.lora import base_of
 from postgrad.models.reference import reference_of
 from postgrad.models.role_engine import RoleEngine
 from postgrad.models.roles import add_critic
@@ -128,9 +132,18 @@ def load_sft(recipe: SFTRecipe, policy: Policy, base: Path, *, work: Work = DEFA
             rows, policy.chat, max_length=recipe.data.max_length, overlong=recipe.data.overlong, train_on=recipe.data.train_on, tools=tools,
             text_prompts=recipe.data.text_prompts, work=work, cache=Cache(),
         )  # fmt: skip
+        _check_positions(data.report, policy)
         return data.rows, data.report
 
     return dataset(train, heldout, prepare, seed=recipe.seed)
+
+
+def _check_positions(report: DataReport, policy: Policy) -> None:
+    """Raises `RecipeError` when a row is longer than the model can read."""
+    positions = getattr(base_of(policy.model.model).config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and report.lengths.longest > positions:
+        what = f"a row has {report.lengths.longest} tokens, the model takes {positions}"
+        raise RecipeError(what, where="data.max_length", hint=f"set data.max_length to {positions} or less")
 
 
 def load_pairs(recipe: RewardRecipe | DPORecipe, policy: Policy, base: Path, *, work: Work = DEFAULT_WORK) -> Dataset[Pair]:
@@ -142,6 +155,7 @@ def load_pairs(recipe: RewardRecipe | DPORecipe, policy: Policy, base: Path, *, 
             rows, policy.chat, max_length=recipe.data.max_length, overlong=recipe.data.overlong, text_prompts=recipe.data.text_prompts,
             work=work, cache=Cache(),
         )  # fmt: skip
+        _check_positions(data.report, policy)
         return data.pairs, data.report
 
     return dataset(train, heldout, prepare, seed=recipe.seed)
@@ -161,6 +175,7 @@ def load_answers(recipe: DPORecipe, policy: Policy, base: Path, *, work: Work = 
             rows, policy.chat, max_length=recipe.data.max_length, overlong=recipe.data.overlong, text_prompts=recipe.data.text_prompts,
             work=work, cache=Cache(),
         )  # fmt: skip
+        _check_positions(data.report, policy)
         return data.answers, data.report
 
     return dataset(train, heldout, prepare, seed=recipe.seed)
@@ -258,9 +273,40 @@ def sampling_params(rollout: Rollout, chat: ChatFormat, *, temperature: float | 
 
 
 def input_hashes(recipe: Recipe, base: Path) -> dict[str, str]:
-    """sha256 of every local file that the run's numbers depend on: data, reward files, tool files."""
+    """sha256 of everything local that the run's numbers depend on: data, reward and tool files with the modules beside them that they
+    import, reward models, the critic's model."""
     rewards = recipe.rewards if isinstance(recipe, RLRecipe) else []
     tools = recipe.tools if isinstance(recipe, SFTRecipe | RLRecipe) else []
-    code = [*tools, *(reward.use for reward in rewards)]
-    paths = {*file_names(recipe.data), *(item.split(":")[0] for item in code)}
-    return {name: hashlib.sha256((base / name).read_bytes()).hexdigest() for name in sorted(paths) if (base / name).is_file()}
+    code = {item.split(":")[0] for item in [*tools, *(reward.use for reward in rewards)]}
+    paths = {name: base / name for name in (*file_names(recipe.data), *code, *local_imports(sorted(code), base))}
+    hashes = {name: file_sha256(path) for name, path in sorted(paths.items()) if path.is_file()}
+    folders = {reward.use: names_model(reward, base) for reward in rewards}
+    if isinstance(recipe, PPORecipe) and recipe.critic.model is not None:
+        folders[recipe.critic.model] = Path(recipe.critic.model)
+    return hashes | {Path(name).name: _folder_sha256(folder) for name, folder in folders.items() if folder is not None and folder.is_dir()}
+
+
+def _folder_sha256(folder: Path) -> str:
+    files = sorted(path for path in folder.glob("*") if path.suffix in {".safetensors", ".json", ".jinja"})
+    return hashlib.sha256("".join(f"{path.name} {file_sha256(path)}\n" for path in files).encode()).hexdigest()
+
+
+def local_imports(files: Sequence[str], base: Path) -> list[str]:
+    """Python modules beside these files that they import, directly or through one another, as paths relative to `base`."""
+    found: list[str] = []
+    waiting = [name for name in files if name.endswith(".py")]
+    while waiting:
+        path = base / waiting.pop()
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (OSError, SyntaxError, ValueError):  # reported where the file is loaded
+            continue
+        names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+        for module in sorted(name.split(".")[0] for name in names):
+            beside = path.parent / f"{module}.py"
+            name = os.path.relpath(beside, base)
+            if beside.is_file() and name not in found:
+                found.append(name)
+                waiting.append(name)
+    return found
