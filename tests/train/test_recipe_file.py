@@ -200,3 +200,35 @@ def test_error_inside_a_stage_names_its_line(recipe):
 def test_resolved_recipe_parses_back_to_the_same(recipe):
     loaded = load_recipe(recipe(GRPO)).recipe
     assert parse_recipe(loaded.model_dump(mode="json")) == loaded
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "hint"),
+    [
+        ("optimizer: {lr: 1.0e-5}", "unknown key optimizer.lr", "optimizer.learning_rate"),
+        ("batch: 8", "batch is a section of keys", "rows"),
+        ("adapter: lora", "adapter is a section of keys", "kind"),
+        ("num_train_epochs: 3", "unknown key num_train_epochs", "epochs"),
+        ("seed: true", "seed: Input should be a number", ""),
+        ("chat_template: chatmll", "no built-in template", ""),
+        ("evaluation: {every: 2}", "acts only with data.eval", ""),
+    ],
+)
+def test_what_other_trainers_call_things_and_sections_without_keys(tmp_path, line, message, hint):
+    (tmp_path / "r.yaml").write_text(f"method: sft\nmodel: m\nrun_dir: r\nmax_steps: 1\ndata: {{train: a.jsonl}}\n{line}\n")
+    with pytest.raises(RecipeError, match=message) as error:
+        load_recipe(tmp_path / "r.yaml")
+    assert hint in str(error.value.hint)
+
+
+def test_a_share_outside_its_range_names_the_key_and_not_a_type(tmp_path):
+    (tmp_path / "r.yaml").write_text("method: sft\nmodel: m\nrun_dir: r\nmax_steps: 1\ndata: {train: a.jsonl, eval: 1.5}\n")
+    with pytest.raises(RecipeError, match=r"^[^:]*r.yaml:5: data.eval: "):
+        load_recipe(tmp_path / "r.yaml")
+
+
+def test_a_loss_named_as_a_method_points_to_dpo(tmp_path):
+    (tmp_path / "r.yaml").write_text("method: kto\nmodel: m\nrun_dir: r\n")
+    with pytest.raises(RecipeError) as error:
+        load_recipe(tmp_path / "r.yaml")
+    assert "loss: {kind: kto}" in str(error.value.hint)

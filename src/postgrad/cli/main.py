@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -169,6 +171,9 @@ app.add_typer(data_app, name="data")
 
 def main() -> None:
     """Entry point: user errors end in one message and the exit code of `errors`; bugs keep their traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode gets escapes, not a traceback
     try:
         app()
     except PostgradError as error:

@@ -19,9 +19,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from postgrad.errors import RecipeError
-from postgrad.train.recipe import METHODS, Base, Pipeline, Recipe
+from postgrad.train.recipe import METHODS, PAIR_LOSSES, REFERENCE_FREE_LOSSES, Base, Pipeline, Recipe
 
 KeyPath = tuple[str, ...]
+PREFERENCE_NAMES = frozenset({*PAIR_LOSSES, *REFERENCE_FREE_LOSSES, "kto"}) - {"sft"}
 PIPELINE_KEYS = frozenset({"run_dir", "seed"})
 
 
@@ -213,6 +214,8 @@ def _validate(source: Source, values: dict[str, Any], prefix: KeyPath) -> Recipe
     if method not in METHODS:
         near = difflib.get_close_matches(str(method), METHODS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(METHODS)}"
+        if method in PREFERENCE_NAMES:
+            hint = f"method: dpo with loss: {{kind: {method}}}"
         raise RecipeError(f"method: {method!r} is not a method", where=source.where((*prefix, "method")), hint=hint)
     model = METHODS[method]
     try:
@@ -225,7 +228,7 @@ def _translate(source: Source, model: type[BaseModel], prefix: KeyPath, error: V
     details = error.errors()
     # An unknown key explains a missing one ("learning_rat"), so it is told first.
     detail = next((item for item in details if item["type"] == "extra_forbidden"), details[0])
-    key = (*prefix, *(str(part) for part in detail["loc"]))
+    key = (*prefix, *_known_parts(model, [str(part) for part in detail["loc"]], keep_last=detail["type"] == "extra_forbidden"))
     if detail["type"] == "extra_forbidden":
         return _unknown(source, key, _names(model, key[len(prefix) : -1]), _elsewhere(model, key[-1]))
     if detail["type"] == "combination":
@@ -234,6 +237,10 @@ def _translate(source: Source, model: type[BaseModel], prefix: KeyPath, error: V
     dotted = ".".join(key) or "recipe"
     if detail["type"] == "missing":
         return RecipeError(f"{dotted} is missing", where=source.where(key), hint=_describe(model, key[len(prefix) :]))
+    if detail["type"] in ("model_type", "model_attributes_type"):
+        names = ", ".join(_names(model, key[len(prefix) :])[:6])
+        advice = f"write {key[-1]}: {{key: value}}; its keys: {names}"
+        return RecipeError(f"{dotted} is a section of keys (got {detail['input']!r})", where=source.where(key), hint=advice)
     message = detail["msg"].removeprefix("Value error, ")
     given = "" if isinstance(detail["input"], dict) else f" (got {detail['input']!r})"
     return RecipeError(f"{dotted}: {message}{given}", where=source.where(key), hint=_describe(model, key[len(prefix) :]))
@@ -241,13 +248,45 @@ def _translate(source: Source, model: type[BaseModel], prefix: KeyPath, error: V
 
 def _unknown(source: Source, key: KeyPath, valid: Sequence[str], elsewhere: str | None = None) -> RecipeError:
     near = difflib.get_close_matches(key[-1], valid, n=1, cutoff=0.6)
-    if elsewhere:
+    if key[-1] in ELSEWHERE_CALLED:
+        hint = f"here it is called {ELSEWHERE_CALLED[key[-1]]}"
+    elif elsewhere:
         hint = f"it belongs to {elsewhere}"
     elif near:
         hint = f"did you mean {near[0]}?"
     else:
         hint = f"valid keys here: {', '.join(valid)}"
     return RecipeError(f"unknown key {'.'.join(key)}", where=source.where(key), hint=hint)
+
+
+ELSEWHERE_CALLED = {
+    "lr": "optimizer.learning_rate",
+    "num_generations": "rollout.group_size",
+    "num_train_epochs": "epochs",
+    "num_epochs": "epochs",
+    "output_dir": "run_dir",
+    "model_name_or_path": "model",
+    "base_model": "model",
+    "batch_size": "batch (see its keys in docs/recipe.md)",
+    "per_device_train_batch_size": "batch (see its keys in docs/recipe.md)",
+    "gradient_accumulation_steps": "batch.tokens_per_micro_batch: a step is always the whole batch",
+    "max_seq_length": "data.max_length",
+    "sequence_len": "data.max_length",
+    "dataset": "data.train",
+    "datasets": "data.train",
+    "lora_r": "adapter.rank",
+    "lora_alpha": "adapter.alpha",
+    "packing": "batch.tokens",
+    "reward_funcs": "rewards",
+    "max_completion_length": "rollout.max_tokens",
+}
+"""What other trainers call things, and what they are called here."""
+
+
+def _known_parts(model: type[BaseModel], parts: list[str], *, keep_last: bool) -> list[str]:
+    """The key path without the names of types that pydantic adds where a value may have several."""
+    known = {name for _, section in _sections(model) for name in section.model_fields}
+    return [part for index, part in enumerate(parts) if part in known or part.isdigit() or (keep_last and index == len(parts) - 1)]
 
 
 def _sections(model: type[BaseModel], prefix: KeyPath = ()) -> Iterator[tuple[KeyPath, type[BaseModel]]]:
