@@ -141,7 +141,7 @@ def test_tools_are_told_in_the_prompt_of_both_sides():
         ({"chosen": "Say it: a", "rejected": "Say it: a b"}, "one side starts with all of the other"),
         ({"prompt": "a", "chosen": "b", "rejected": "c", "margin": "1"}, "margin must be a finite number"),
         ({"prompt": "a", "chosen": "b", "rejected": "c", "margin": math.nan}, "margin must be a finite number"),
-        ({"prompt": "a", "chosen": 3, "rejected": "c"}, "messages must be a list"),
+        ({"prompt": "a", "chosen": 3, "rejected": "c"}, "chosen answer is int"),
     ],
 )  # fmt: skip
 def test_a_pair_that_teaches_nothing_is_a_rejected_row(row, reason):

@@ -228,6 +228,8 @@ def _answer(value: Any, what: str) -> Messages:
         return (Message("assistant", _filled(value, what)),)
     if value is None or value in ([], {}):
         raise BadRow(f"the {what} is empty")
+    if not isinstance(value, (Mapping, list, tuple)):
+        raise BadRow(f"the {what} is {type(value).__name__}; expected text, a message or messages")
     return read_messages([value] if isinstance(value, Mapping) else value)
 
 

@@ -86,7 +86,7 @@ def require(format: str, method: Method, *, where: str) -> None:
     if format in accepted:
         return
     others = [name for name, formats in ACCEPTED.items() if format in formats]
-    hint = f"train it with method: {others[0]}" if others else None
+    hint = f"train it with method: {' or '.join(others)}" if others else None
     if format in ("prompt", "question") and method == "sft":
         hint = "give the answers a column and map it: data.columns: {prompt: question, completion: answer}"
     if format == "rollouts":
@@ -98,7 +98,7 @@ def unknown(row: Row) -> DataError:
     """What to tell a user whose columns are none of the formats."""
     names = set(row.fields)
     suggestion = next((text for needed, text in _HINTS if needed <= names), "{user: question, assistant: reply}")
-    hint = f"name the columns: data.columns: {suggestion}"
+    hint = f"name the columns, in a recipe with data.columns: {suggestion}, here with --columns user=question --columns assistant=reply"
     if "input_ids" in names:
         hint = "token ids do not say which of them are the answer: add `labels` (-100 = not trained) or a `completion_mask`"
     elif any(name.startswith(("chosen", "rejected")) for name in names):
