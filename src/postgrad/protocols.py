@@ -100,7 +100,8 @@ class Sampler(Protocol):
 class Rows(Protocol):
     """One micro-batch as a loss function sees it: R rows, each with up to L trained tokens, padded on the right.
 
-    mask [R, L] True where a trained token stands; per_token[name] [R, L] (0 outside the mask); per_row[name] [R].
+    mask [R, L] True where a trained token stands; per_token[name] [R, L] (0 outside the mask); per_row[name] [R];
+    entropy [R, L] of the distribution that each trained token was drawn from (nats, differentiable, 0 outside the mask).
     """
 
     @property
@@ -109,6 +110,8 @@ class Rows(Protocol):
     def per_token(self) -> Mapping[str, Tensor]: ...
     @property
     def per_row(self) -> Mapping[str, Tensor]: ...
+    @property
+    def entropy(self) -> Tensor: ...
 
 
 LossFunction = Callable[["Tensor", Rows], "tuple[Tensor, dict[str, Tensor]]"]

@@ -201,14 +201,19 @@ class Rollout:
         return tuple(value for segment in self.segments for value in (segment.logprobs or (0.0,) * len(segment.token_ids)))
 
     @property
+    def turn_lengths(self) -> tuple[int, ...]:
+        """Tokens the policy wrote in each of its turns, in order."""
+        rows = (*self.forks, self.segments)
+        return tuple(len(segment.token_ids) for row in rows for segment in row if segment.source is Source.MODEL)
+
+    @property
     def sampled_tokens(self) -> int:
         """Tokens the policy wrote: the length that rewards and metrics count."""
-        rows = (self.segments, *self.forks)
-        return sum(len(segment.token_ids) for row in rows for segment in row if segment.source is Source.MODEL)
+        return sum(self.turn_lengths)
 
     @property
     def turns(self) -> int:
-        return sum(1 for row in (*self.forks, self.segments) for segment in row if segment.source is Source.MODEL)
+        return len(self.turn_lengths)
 
     @property
     def final_answer(self) -> str:

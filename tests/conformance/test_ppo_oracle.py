@@ -36,6 +36,9 @@ ROLLOUTS = [
 GROUPS = [Group(Prompt("rows:1", ()), tuple(ROLLOUTS[:2])), Group(Prompt("rows:2", ()), tuple(ROLLOUTS[2:]))]
 TOTALS = [1.0, -0.5, 0.25, 2.0]
 SCORES = Scores(("r",), (1.0,), ("outcome",), np.asarray(TOTALS)[:, None], 2)
+TURNS = [[1.0], [0.4, -0.9], [0.25], [0.5, 1.5]]
+"""The same totals, earned turn by turn."""
+BY_TURN = replace(SCORES, turns={"r": dict(enumerate(TURNS))})
 
 
 def recipe(**loss):
@@ -67,6 +70,11 @@ def plain_logprobs(model, rollout):
     ids = torch.tensor([tokens_of(rollout)])
     logits = model(ids).logits[0].log_softmax(-1)
     return torch.stack([logits[place - 1, ids[0, place]] for place in sampled(rollout)])
+
+
+def plain_entropies(model, rollout):
+    logits = model(torch.tensor([tokens_of(rollout)])).logits[0].log_softmax(-1)
+    return torch.stack([-(logits[place - 1].exp() * logits[place - 1]).sum() for place in sampled(rollout)])
 
 
 def plain_values(model, rollout):
@@ -107,11 +115,22 @@ class PerToken(torch.nn.Module):
         return type("Output", (), {"logits": self.critic.score(hidden)})
 
 
-@pytest.mark.parametrize("options", [{}, {"kl_coef": 0.3, "kl_estimator": "k3", "gamma": 0.9, "lam": 0.8}, {"missing_end_penalty": 1.5}])
-def test_an_iteration_is_what_the_definitions_say(models, options):
+@pytest.mark.parametrize("scores", [SCORES, BY_TURN], ids=["at the end", "by turn"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"kl_coef": 0.3, "kl_estimator": "k3", "gamma": 0.9, "lam": 0.8},
+        {"missing_end_penalty": 1.5, "whiten_rewards": True},
+        {"kl_in": "loss", "kl_estimator": "k3", "entropy_coef": 0.3},
+    ],
+    ids=lambda options: "-".join(options) or "defaults",
+)
+def test_an_iteration_is_what_the_definitions_say(models, options, scores):
     actor, critic, reference = models
-    given = recipe(**({"kl_coef": 0.2, "clip": 0.1, "value_clip": 0.05} | options)).loss
-    raw = experience_of(GROUPS, SCORES, missing_end_penalty=given.missing_end_penalty)
+    whole = recipe(**({"kl_coef": 0.2, "clip": 0.1, "value_clip": 0.05} | options))
+    given = whole.loss
+    raw = experience_of(GROUPS, scores, missing_end_penalty=given.missing_end_penalty)
     engine = LocalEngine(actor, tokens_per_micro_batch=12)
     values_engine = LocalEngine(critic, tokens_per_micro_batch=12, reads="values")
     with torch.no_grad():
@@ -125,17 +144,29 @@ def test_an_iteration_is_what_the_definitions_say(models, options):
         [*v.tolist(), last.item()] if r.stop.truncated else v.tolist() for r, (v, last) in zip(ROLLOUTS, valued, strict=True)
     ]
     assert np.allclose(np.concatenate(engine_values), np.concatenate(expected_values), atol=1e-9)
-    experience = raw.finished(old_engine, base, engine_values, loss=given, kl_coef=given.kl_coef)
+    in_reward = given.kl_coef if given.kl_in == "reward" else 0.0
+    experience = raw.finished(old_engine, base, engine_values, loss=given, kl_coef=in_reward)
 
     # the oracle
     rewards, advantages, returns = [], [], []
-    for rollout, total, logp, ref, (value, last) in zip(ROLLOUTS, TOTALS, now, base, valued, strict=True):
+    for number, (rollout, total, logp, ref) in enumerate(zip(ROLLOUTS, TOTALS, now, base, strict=True)):
         kl = [a - b if given.kl_estimator == "k1" else math.exp(b - a) - 1 - (b - a) for a, b in zip(logp, ref, strict=True)]
-        row = [-given.kl_coef * k for k in kl]
-        row[-1] += total - given.missing_end_penalty * rollout.stop.truncated
+        row = [-in_reward * k for k in kl]
+        row[-1] += -given.missing_end_penalty * rollout.stop.truncated
+        if scores is BY_TURN:
+            sizes = [len(segment.token_ids) for segment in rollout.segments if segment.source is MODEL]
+            for turn, earned in enumerate(TURNS[number]):
+                row[sum(sizes[: turn + 1]) - 1] += earned
+        else:
+            row[-1] += total
+        rewards.append(row)
+    if given.whiten_rewards:
+        each = np.concatenate(rewards)
+        spread = math.sqrt(each.var(ddof=1) + 1e-8)
+        rewards = [[(r - each.mean()) / spread + each.mean() for r in row] for row in rewards]
+    for rollout, row, (value, last) in zip(ROLLOUTS, rewards, valued, strict=True):
         v = value.tolist()
         advantage = gae_by_hand(row, v, given.gamma, given.lam, last.item() if rollout.stop.truncated else 0.0)
-        rewards.append(row)
         advantages.append(advantage)
         returns.append([a + b for a, b in zip(advantage, v, strict=True)])
     flat = np.concatenate(advantages)
@@ -147,20 +178,24 @@ def test_an_iteration_is_what_the_definitions_say(models, options):
     _move(actor, 0.02)
     _move(critic, 0.02)
     count = float(sum(len(row) for row in white))
-    result = engine.forward_backward(experience.rows, actor_loss(recipe(**({"kl_coef": 0.2, "clip": 0.1} | options)), 0.2, tokens=count))
+    in_loss = given.kl_coef if given.kl_in == "loss" else 0.0
+    result = engine.forward_backward(experience.rows, actor_loss(whole, given.kl_coef, tokens=count))
     loss, slopes = 0.0, []
-    for rollout, old, row in zip(ROLLOUTS, now, white, strict=True):
+    for rollout, old, ref, row in zip(ROLLOUTS, now, base, white, strict=True):
         with torch.no_grad():
             current = plain_logprobs(actor, rollout).tolist()
-        for a, new, before in zip(row, current, old, strict=True):
+            loss -= given.entropy_coef * plain_entropies(actor, rollout).sum().item() / count
+        for a, new, before, b in zip(row, current, old, ref, strict=True):
             ratio = math.exp(new - before)
             clipped = min(max(ratio, 0.9), 1.1)
-            loss -= min(ratio * a, clipped * a) / count
-            slopes.append(0.0 if clipped * a < ratio * a else -a * ratio / count)
+            loss += (-min(ratio * a, clipped * a) + in_loss * (math.exp(b - new) - 1 - (b - new))) / count
+            surrogate = 0.0 if clipped * a < ratio * a else -a * ratio
+            slopes.append((surrogate + in_loss * (1 - math.exp(b - new))) / count)
     assert result.loss == pytest.approx(loss, abs=1e-6)
-    _same_gradient(actor, torch.cat([plain_logprobs(actor, rollout) for rollout in ROLLOUTS]), slopes)
+    outputs = [plain_logprobs(actor, rollout) for rollout in ROLLOUTS] + [plain_entropies(actor, rollout) for rollout in ROLLOUTS]
+    _same_gradient(actor, torch.cat(outputs), slopes + [-given.entropy_coef / count] * len(slopes))
 
-    result = values_engine.forward_backward(experience.rows, critic_loss(recipe(**({"value_clip": 0.05} | options)), tokens=count))
+    result = values_engine.forward_backward(experience.rows, critic_loss(whole, tokens=count))
     loss, slopes = 0.0, []
     for rollout, (value, _), target in zip(ROLLOUTS, valued, returns, strict=True):
         with torch.no_grad():

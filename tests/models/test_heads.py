@@ -58,17 +58,20 @@ def test_values_and_gradients_are_those_of_log_softmax(tokens: int, vocabulary: 
     wanted, wanted_entropy = by_definition(hidden, weight, targets, temperature, bias)
     torch.testing.assert_close(logprobs, wanted, rtol=0, atol=1e-10)
     torch.testing.assert_close(entropy, wanted_entropy, rtol=0, atol=1e-10)
-    assert not entropy.requires_grad
-    upstream = torch.linspace(-1, 1, tokens, dtype=torch.float64)
-    for actual, expected in zip(
-        torch.autograd.grad(logprobs, leaves, upstream), torch.autograd.grad(wanted, leaves, upstream), strict=True
+    upstream, other = torch.linspace(-1, 1, tokens, dtype=torch.float64), torch.linspace(2, -1, tokens, dtype=torch.float64)
+    for ours, theirs in (
+        ((logprobs * upstream).sum(), (wanted * upstream).sum()),
+        ((entropy * other).sum(), (wanted_entropy * other).sum()),
+        ((logprobs * upstream + entropy * other).sum(), (wanted * upstream + wanted_entropy * other).sum()),
     ):
-        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+        pairs = zip(*(torch.autograd.grad(loss, leaves, retain_graph=True) for loss in (ours, theirs)), strict=True)
+        for actual, expected in pairs:
+            torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
 
 
 def test_gradients_pass_gradcheck() -> None:
     hidden, weight, targets = problem(5, 11, width=4, dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda h, w: selected_logprobs(h, w, targets, temperature=0.7, tile=3)[0], (hidden, weight))
+    assert torch.autograd.gradcheck(lambda h, w: selected_logprobs(h, w, targets, temperature=0.7, tile=3), (hidden, weight))
 
 
 def test_hand_numbers() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from postgrad.errors import RunError
+from postgrad.errors import RecipeError, RunError
 from postgrad.rewards.load import load_rewards
 from postgrad.rewards.score import Scorer
 from postgrad.types import Group, Message, Prompt, Rollout, Segment, Source, StopReason
@@ -337,3 +337,30 @@ def test_worker_does_not_outlive_a_trainer_that_was_killed(tmp_path):
     while _running(pid) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not _running(pid)
+
+
+def test_a_reward_can_judge_each_turn(scored):
+    """The value is the sum over the turns; a turn that abstains earns nothing, and a list of another length is refused."""
+    two_turns = rollout("a", 0)
+    more = (Segment(Source.TOOL, (9,)), Segment(Source.MODEL, (5,), (-0.1,)))
+    two_turns = Rollout((*two_turns.segments, *more), two_turns.messages, StopReason.END, text="a")
+    batch = [Group(Prompt("data.jsonl:1", ()), (two_turns, rollout("b", 1), rollout("none", 2), rollout("nan", 3)))]
+    source = (
+        "@reward(per_turn=True)\n"
+        "def steps(rollout):\n"
+        "    if rollout.text == 'none': return None\n"
+        "    if rollout.text == 'nan': return [math.nan]\n"
+        "    return [0.5, None][:rollout.turns] if rollout.turns == 2 else [0.25]\n"
+    )
+    scores = scored(source, batch, {"use": "rewards.py:steps", "weight": 2.0})
+    assert column(scores) == [0.5, 0.25, None, None]
+    assert scores.turns == {"steps": {0: [0.5, 0.0], 1: [0.25]}}
+    assert [failure.kind for failure in scores.failures] == ["nan"]
+    with pytest.raises(RunError, match=r"a list of 2, expected 1 numbers, one for each turn"):
+        scored("@reward(per_turn=True)\ndef steps(rollout):\n    return [1, 2]\n", groups(("a",)), "steps")
+
+
+def test_a_reward_of_turns_takes_one_rollout(scored):
+    source = "@reward(per_turn=True)\ndef steps(completions, **kwargs):\n    return []\n"
+    with pytest.raises(RecipeError, match="takes one rollout"):
+        scored(source, BATCH, "steps")

@@ -23,7 +23,8 @@ from postgrad.models.roles import add_critic, add_reward
 from postgrad.models.saving import save
 from postgrad.models.scalar import load_scalar
 from postgrad.rewards.score import Scores
-from postgrad.train.experience import experience_of, explained_variance
+from postgrad.train.critic import WINDOW, CriticWatch, explained_variance
+from postgrad.train.experience import experience_of
 from postgrad.train.metrics import find
 from postgrad.train.ppo import PPO
 from postgrad.train.recipe import PPOLoss
@@ -119,6 +120,41 @@ def test_explained_variance_by_hand():
     assert explained_variance(torch.zeros(3), returns) == pytest.approx(0.0)
     assert explained_variance(-returns, returns) == pytest.approx(-3.0)
     assert explained_variance(returns, torch.ones(3)) == 0.0
+
+
+def test_a_critic_that_explains_nothing_is_named_once_also_after_a_resume():
+    """P1. Iterations whose returns do not vary say nothing about the critic, nor do those of its warm-up."""
+    notes: list[str] = []
+    watch = CriticWatch(2, notes.append)
+    useless = {"val/explained_variance": 0.02, "val/returns_std": 1.0}
+    for step in range(1, WINDOW + 2):
+        watch.see(step, useless)
+    watch.see(WINDOW + 2, {"val/explained_variance": 0.0, "val/returns_std": 0.0})
+    assert notes == []
+    resumed = CriticWatch(2, notes.append)
+    resumed.load_state(watch.state())
+    for step in (WINDOW + 3, WINDOW + 4):
+        resumed.see(step, useless)
+    assert len(notes) == 1
+    assert "explained 2 %" in notes[0]
+    good = CriticWatch(0, notes.append)
+    for step in range(1, 3 * WINDOW):
+        good.see(step, {"val/explained_variance": 0.4, "val/returns_std": 1.0})
+    assert len(notes) == 1
+
+
+STEPWISE = Rollout(TOOLS.segments, (), StopReason.END)
+
+
+def test_what_a_turn_earned_stands_at_its_end_and_the_rest_at_the_end_of_all():
+    """Two turns earned 0.5 and -1 from a reward of weight 2; another reward gave 3 for the whole rollout."""
+    values = np.asarray([[-0.5, 3.0]])
+    scores = Scores(("steps", "r"), (2.0, 1.0), ("shaping", "outcome"), values, 1, turns={"steps": {0: [0.5, -1.0]}})
+    raw = experience_of([Group(Prompt("r:1", ()), (STEPWISE,))], scores, missing_end_penalty=0.0)
+    loss = PPOLoss(gamma=1.0, lam=1.0, whiten_advantages=False)
+    experience = raw.finished([[-1.0, -1.0]], None, [[0.0, 0.0]], loss=loss, kl_coef=0.0)
+    assert experience.returns.tolist() == [[pytest.approx(1.0 - 2.0 + 3.0), pytest.approx(-2.0 + 3.0)]]
+    assert experience.scores.tolist() == [2.0]
 
 
 # ---- one base, several roles

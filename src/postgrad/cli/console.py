@@ -60,6 +60,19 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
+def timing(metrics: Mapping[str, float]) -> str:
+    """A step's seconds, and where most of them went.
+
+    >>> timing({"time/step_s": 9.8, "time/rollout_s": 6.0, "time/train_s": 3.1, "time/reward_s": 0.2})
+    '9.8 s (rollout 6.0, train 3.1)'
+    """
+    whole = metrics.get("time/step_s", 0.0)
+    parts = {name[5:-2]: value for name, value in metrics.items() if name.startswith("time/") and name != "time/step_s"}
+    largest = sorted((name for name in parts if parts[name] >= 0.05 * whole), key=parts.__getitem__, reverse=True)[:4]
+    shown = ", ".join(f"{name} {parts[name]:.1f}" for name in largest)
+    return f"{whole:.1f} s ({shown})" if len(largest) > 1 else f"{whole:.1f} s"
+
+
 class PlainReporter:
     """One line per event and step."""
 
@@ -79,8 +92,7 @@ class PlainReporter:
     def stepped(self, step: int, metrics: Mapping[str, float]) -> None:
         first, start = self._clock or (0, time.monotonic())
         remaining = (time.monotonic() - start) / max(1, step - first) * (self.total - step)
-        seconds = metrics.get("time/step_s", 0.0)
-        self._line(f"step {step}/{self.total}  {headline(metrics, self.names)}  {seconds:.1f} s  eta {duration(remaining)}")
+        self._line(f"step {step}/{self.total}  {headline(metrics, self.names)}  {timing(metrics)}  eta {duration(remaining)}")
         self._evaluation(metrics)
 
     def evaluated(self, metrics: Mapping[str, float]) -> None:
@@ -98,7 +110,7 @@ class PlainReporter:
         self._line(f"note: {text}")
 
     def finished(self, *, folder: Path) -> None:
-        self._line(f"model written to {folder}")
+        self._line(f"{'model' if folder.is_dir() else 'pairs'} written to {folder}")
 
     def _line(self, text: str) -> None:
         self.console.print(text, markup=False)

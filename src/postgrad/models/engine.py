@@ -133,12 +133,13 @@ class LocalEngine(Reader):
         with mode(self.model, training=self.dropout):
             current, entropy = self.readout(self.model, batch, temperature=temperature, dtype=self.autocast)
             check_finite(current, batch, name, self.reads)
-            value, sums = loss(batch.to_rows(current), batch)
+            value, sums = loss(batch.to_rows(current), batch.with_entropy(entropy))
             self._check_loss(value, batch, name)
             if value.requires_grad:
                 value.backward()  # type: ignore[no-untyped-call]
                 self._check_gradient(batch, name)
-        own = (entropy.sum().item(), batch.trained_tokens, batch.computed_tokens, batch.repeated_prefix_tokens, batch.untrained_rows)
+        counts = (batch.trained_tokens, batch.computed_tokens, batch.repeated_prefix_tokens, batch.untrained_rows)
+        own = (entropy.detach().sum().item(), *counts)
         return value.item(), _merged(sums, dict(zip(_OWN_SUMS, own, strict=True))), current.detach()
 
     def _check_weights(self) -> None:

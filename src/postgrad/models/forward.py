@@ -20,7 +20,7 @@ from postgrad.models.micro_batch import MicroBatch
 
 
 def score(model: nn.Module, batch: MicroBatch, *, temperature: float, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
-    """Log-probs [N] (differentiable) and entropies [N] (not), in nats at the temperature. `dtype`: of the matrix products."""
+    """Log-probs [N] and entropies [N] in nats at the temperature, differentiable. `dtype`: of the matrix products."""
     device = batch.input_ids.device
     if not batch.trained_tokens:
         return torch.zeros(0, device=device, requires_grad=torch.is_grad_enabled()), torch.zeros(0, device=device)

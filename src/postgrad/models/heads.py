@@ -2,8 +2,9 @@
 
 The head's logits are made in tiles: every token × a slice of the vocabulary.
 1. Forward: each tile gives its own log-normaliser and mean logit; the whole vocabulary's follow from the tiles'. Nothing else is kept.
-2. Backward: the tiles are made again, and become the gradient in place. A slice of the vocabulary sees every token at once, so its
-   share of the weight's gradient is one matrix product, summed in fp32 and rounded at most once, however many tokens there are.
+2. Backward: the tiles are made again, and become the gradient in place (of the log-probs, and of the entropy if the loss reads it).
+   A slice of the vocabulary sees every token at once, so its share of the weight's gradient is one matrix product, summed in fp32
+   and rounded at most once, however many tokens there are.
 
 Precision: under bf16 autocast only the matrix products are bf16. Normalisers, probabilities and the gradient at the target,
 g · (1 − p), are fp32: in bf16 `exp(logits − logZ)` is wrong by per cents, and 1 − p of a confident token by 100 %.
@@ -37,7 +38,8 @@ def selected_logprobs(
     """Log-probs (nats) of `targets` under softmax(scale · (hidden @ weight.T + bias) / temperature), and that distribution's entropy.
 
     hidden [N, width]; weight [V, width], may be frozen or tied; targets [N]; bias [V] or None.
-    Returns logprobs [N], differentiable, and entropy [N] in nats, detached; both fp32 (fp64 for fp64 inputs).
+    Returns logprobs [N] and entropy [N] in nats, both differentiable, both fp32 (fp64 for fp64 inputs). A loss that leaves the entropy
+    alone pays nothing for its gradient.
     `tile` is the number of vocabulary entries per tile (None: by size). Matrix products run in the autocast dtype if there is one.
 
     >>> logprobs, entropy = selected_logprobs(torch.zeros(1, 4), torch.ones(8, 4), torch.tensor([3]), temperature=1.0)
@@ -74,24 +76,27 @@ class _SelectedLogprobs(torch.autograd.Function):
         log_normaliser = torch.logsumexp(by_tile, 0)
         mean_logit = ((by_tile - log_normaliser).exp() * torch.stack(means)).sum(0)
         logprobs, entropy = target_logits - log_normaliser, log_normaliser - mean_logit
-        ctx.save_for_backward(head.hidden, weight, bias, targets, log_normaliser, logprobs)
+        ctx.save_for_backward(head.hidden, weight, bias, targets, log_normaliser, logprobs, entropy)
         ctx.width, ctx.hidden_dtype = width, hidden.dtype
-        ctx.mark_non_differentiable(entropy)
+        ctx.set_materialize_grads(False)
         return logprobs, entropy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, log_normaliser, logprobs = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None and grad_entropy is None:
+            return (None,) * 6
+        hidden, weight, bias, targets, log_normaliser, logprobs, entropy = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         head = _Head(hidden, weight, bias, targets, ctx.width)
-        at_target = grad * -torch.expm1(logprobs)
+        wanted = _Wanted(log_normaliser, torch.zeros_like(logprobs) if grad is None else grad, grad_entropy, entropy)
+        at_target = wanted.at_target(logprobs)
         exact = log_normaliser.dtype
         grad_hidden = torch.zeros(hidden.shape, dtype=exact, device=hidden.device) if wants_hidden else None
         grad_weight = torch.empty(weight.shape, dtype=exact, device=weight.device) if wants_weight else None
         grad_bias = torch.empty(weight.shape[0], dtype=exact, device=weight.device) if wants_bias else None
         for tile in head.tiles():
-            _to_gradient(tile, log_normaliser, grad, at_target)
+            _to_gradient(tile, wanted, at_target)
             if grad_hidden is not None:
                 _add_product(grad_hidden, tile.logits, tile.weight)
             if grad_weight is not None:
@@ -145,12 +150,43 @@ def _tile_statistics(logits: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor
     return torch.cat(normalisers), torch.cat(means)
 
 
-def _to_gradient(tile: _Tile, log_normaliser: Tensor, grad: Tensor, at_target: Tensor) -> None:
-    """Turn the tile's logits, in place, into the loss's gradient by them: g · (1[target] − p)."""
-    rows = _block_rows(tile.logits)
-    blocks = (torch.split(tensor, rows) for tensor in (tile.logits, log_normaliser, grad))
-    for block, normaliser, factor in zip(*blocks, strict=True):
-        block.copy_((block - normaliser[:, None]).exp_().mul_(-factor[:, None]))
+class _Wanted(NamedTuple):
+    """What the loss wants of each token: `grad` [N] by its log-prob, `grad_entropy` [N] by its entropy (None: the loss does not read it).
+
+    By a logit z with p = exp(z − logZ): ∂ log-prob = 1[target] − p, ∂ entropy = −p · (log p + entropy).
+    """
+
+    log_normaliser: Tensor
+    grad: Tensor
+    grad_entropy: Tensor | None
+    entropy: Tensor
+
+    def at_target(self, logprobs: Tensor) -> Tensor:
+        """[N]: the gradient by the target's logit."""
+        gradient = self.grad * -torch.expm1(logprobs)
+        if self.grad_entropy is not None:
+            gradient = gradient - self.grad_entropy * logprobs.exp() * (logprobs + self.entropy)
+        return gradient
+
+    def rows(self, rows: slice) -> _Wanted:
+        grad_entropy = None if self.grad_entropy is None else self.grad_entropy[rows]
+        return _Wanted(self.log_normaliser[rows], self.grad[rows], grad_entropy, self.entropy[rows])
+
+    def elsewhere(self, logits: Tensor) -> Tensor:
+        """[n, C]: the gradient by logits that are not the target's."""
+        log_p = logits - self.log_normaliser[:, None]
+        if self.grad_entropy is None:
+            return log_p.exp_().mul_(-self.grad[:, None])
+        factor = -(self.grad[:, None] + self.grad_entropy[:, None] * (log_p + self.entropy[:, None]))
+        return log_p.exp_().mul_(factor)
+
+
+def _to_gradient(tile: _Tile, wanted: _Wanted, at_target: Tensor) -> None:
+    """Turn the tile's logits, in place, into the loss's gradient by them."""
+    count = _block_rows(tile.logits)
+    for start in range(0, len(tile.logits), count):
+        rows = slice(start, start + count)
+        tile.logits[rows].copy_(wanted.rows(rows).elsewhere(tile.logits[rows]))
     tile.logits[tile.hit, tile.column] = at_target[tile.hit].to(tile.logits.dtype)
 
 

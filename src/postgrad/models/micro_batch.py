@@ -8,7 +8,7 @@ A row without trained tokens costs nothing but keeps its place: the loss functio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class MicroBatch:
     input_ids, position_ids [B, T]: one flat row with its `layout`, or a padded batch with its `attention_mask`.
     source [N]: the place (in B·T) of the hidden state that predicts each trained token; targets [N]: that token.
     row_index: where each of the R rows stood in the input.
-    mask [R, L], per_token, per_row: see `protocols.Rows`.
+    mask [R, L], per_token, per_row, entropy: see `protocols.Rows`. The entropy is there once the model has read the batch.
     repeated_prefix_tokens: prompt tokens computed here although another micro-batch computes them too (a group was split).
     """
 
@@ -39,6 +39,17 @@ class MicroBatch:
     per_token: Mapping[str, Tensor]
     per_row: Mapping[str, Tensor]
     repeated_prefix_tokens: int = 0
+    read_entropy: Tensor | None = None
+
+    @property
+    def entropy(self) -> Tensor:
+        if self.read_entropy is None:
+            raise ValueError("the model has not read this micro-batch yet")
+        return self.read_entropy
+
+    def with_entropy(self, flat: Tensor) -> MicroBatch:
+        """This batch, read: `flat` [N] is each trained token's entropy."""
+        return replace(self, read_entropy=self.to_rows(flat))
 
     @property
     def trained_tokens(self) -> int:

@@ -94,6 +94,7 @@ class Declaration:
     role: RewardRole = "shaping"
     deadline_s: float | None = None
     group: bool = False
+    per_turn: bool = False
     check_args: Callable[..., None] | None = None
 
     def __post_init__(self) -> None:
@@ -115,6 +116,7 @@ def reward(
     role: RewardRole = "shaping",
     deadline_s: float | None = None,
     group: bool = False,
+    per_turn: bool = False,
     name: str | None = None,
     check_args: Callable[..., None] | None = None,
 ) -> Callable[[Function], Function]:
@@ -126,6 +128,8 @@ def reward(
     role:       `outcome` = the task itself; `shaping` = help on the way there.
     deadline_s: seconds that one call may take.
     group:      True = called with all rollouts of a prompt at once, because their values depend on one another.
+    per_turn:   True = returns a list, one number (or None) for each turn that the model wrote. The rollout's value is their sum, which is
+                what `range` bounds; PPO pays each at the end of its turn.
     check_args: called with the recipe's `args`; raises `ValueError` when they make no sense.
 
     >>> @reward(scope="final", claim="the answer is polite", range=(0, 1))
@@ -135,8 +139,9 @@ def reward(
     (1.0, 'final')
     """
     declared = Declaration(
-        name=name, scope=scope, claim=claim, range=range, role=role, deadline_s=deadline_s, group=group, check_args=check_args
-    )
+        name=name, scope=scope, claim=claim, range=range, role=role, deadline_s=deadline_s, group=group, per_turn=per_turn,
+        check_args=check_args,
+    )  # fmt: skip
 
     def mark(function: Function) -> Function:
         setattr(function, _DECLARATION, declared)
@@ -156,6 +161,7 @@ class CallForm:
     """How to call a reward function, read off its signature.
 
     required, optional: dataset columns it asks for by name, without and with a default. `every_column`: it takes `**kwargs`.
+    per_turn: it returns a list, one number for each turn of the model.
     """
 
     style: Style
@@ -164,6 +170,7 @@ class CallForm:
     required: tuple[str, ...]
     optional: tuple[str, ...]
     every_column: bool
+    per_turn: bool = False
 
     @property
     def takes_lists(self) -> bool:
@@ -177,7 +184,11 @@ def call_form(function: Callable[..., Any], args: Mapping[str, Any] | None = Non
     """
     bound = dict(args or {})
     parameters = list(inspect.signature(function).parameters.values())
-    style = _style(parameters, declared=declaration_of(function))
+    declared = declaration_of(function)
+    style = _style(parameters, declared=declared)
+    per_turn = declared is not None and declared.per_turn
+    if per_turn and style in ("lists", "rollouts"):
+        raise ValueError("is declared with per_turn=True, so it takes one rollout: its first parameter is `rollout` or `completion`")
     keywords = parameters if style == "lists" else parameters[1:]
     named = [p for p in keywords if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     every_column = any(p.kind is p.VAR_KEYWORD for p in keywords)
@@ -195,6 +206,7 @@ def call_form(function: Callable[..., Any], args: Mapping[str, Any] | None = Non
         required=tuple(p.name for p in columns if p.default is p.empty),
         optional=tuple(p.name for p in columns if p.default is not p.empty),
         every_column=every_column,
+        per_turn=per_turn,
     )
 
 

@@ -9,7 +9,8 @@ It answers one request at a time, in order:
 Requests are pickles (the trainer is trusted); replies are JSON (reward files need not be). Both travel over pipes of their own,
 so whatever a function prints goes to stderr and cannot be taken for a reply. The parent enforces deadlines by killing this process.
 
-An outcome is a list: ["value", x] · ["none"] · ["refused", what it returned] · ["failed", kind, message, traceback].
+An outcome is a list: ["value", x] · ["turns", [x, None, …]] · ["none"] · ["refused", what it returned] ·
+["failed", kind, message, traceback].
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from postgrad.rewards.base import CallForm, bind, call_form, declaration_of
+from postgrad.rewards.base import CallForm, RolloutView, bind, call_form, declaration_of
 
 HEADER = struct.Struct("<Q")
 CONCURRENT = 16
@@ -197,11 +198,12 @@ def _call(function: _Loaded, packed: Sequence[bytes], mode: Mode, seconds: float
     if mode == "concurrent":
         return asyncio.run(_all_rows(function, packed, seconds))
     try:
-        positional, keywords = bind(function.form, [pickle.loads(row) for row in packed], function.args)
+        rows = [pickle.loads(row) for row in packed]
+        positional, keywords = bind(function.form, rows, function.args)
         returned = function.call(*positional, **keywords)
         if inspect.isawaitable(returned):
             returned = asyncio.run(_within(returned, seconds))
-        return _outcomes(returned, len(packed), listed=function.form.takes_lists)
+        return _outcomes(returned, [view for view, _ in rows], function.form)
     except BaseException as error:
         return [_failure(error)] * len(packed)
 
@@ -213,8 +215,9 @@ async def _all_rows(function: _Loaded, packed: Sequence[bytes], seconds: float) 
     async def one(row: bytes) -> Outcome:
         async with slots:
             try:
-                positional, keywords = bind(function.form, [pickle.loads(row)], function.args)
-                return _outcomes(await _within(function.call(*positional, **keywords), seconds), 1, listed=function.form.takes_lists)[0]
+                view, columns = pickle.loads(row)
+                positional, keywords = bind(function.form, [(view, columns)], function.args)
+                return _outcomes(await _within(function.call(*positional, **keywords), seconds), [view], function.form)[0]
             except BaseException as error:
                 return _failure(error)
 
@@ -231,16 +234,36 @@ async def _within(awaitable: Any, seconds: float) -> Any:
         raise error
 
 
-def _outcomes(returned: Any, rows: int, *, listed: bool) -> list[Outcome]:
+def _outcomes(returned: Any, views: Sequence[RolloutView], form: CallForm) -> list[Outcome]:
     """One outcome per row. A list of another length is refused, never stretched."""
-    if not listed:
+    if form.per_turn:
+        return [_turns(returned, views[0].turns)]
+    if not form.takes_lists:
         return [_outcome(returned)]
+    values = _listed(returned, len(views), "numbers")
+    return [["refused", values]] * len(views) if isinstance(values, str) else [_outcome(value) for value in values]
+
+
+def _turns(returned: Any, turns: int) -> Outcome:
+    """The values of one rollout's turns; `None` for all of them at once abstains."""
+    if returned is None:
+        return ["none"]
+    values = _listed(returned, turns, "numbers, one for each turn")
+    if isinstance(values, str):
+        return ["refused", values]
+    outcomes = [_outcome(value) for value in values]
+    refused = next((outcome for outcome in outcomes if outcome[0] == "refused"), None)
+    return refused or ["turns", [outcome[1] if outcome[0] == "value" else None for outcome in outcomes]]
+
+
+def _listed(returned: Any, count: int, what: str) -> list[Any] | str:
+    """The returned values, or what is wrong with them."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     if not isinstance(values, list | tuple):
-        return [["refused", f"{_named(returned)}, expected a list of {rows} numbers"]] * rows
-    if len(values) != rows:
-        return [["refused", f"a list of {len(values)}, expected {rows} numbers"]] * rows
-    return [_outcome(value) for value in values]
+        return f"{_named(returned)}, expected a list of {count} {what}"
+    if len(values) != count:
+        return f"a list of {len(values)}, expected {count} {what}"
+    return list(values)
 
 
 def _outcome(value: Any) -> Outcome:

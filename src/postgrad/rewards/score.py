@@ -66,6 +66,8 @@ class Scores:
     group_size: int
     failures: tuple[RewardFailure, ...] = ()
     counts: Mapping[str, RewardCount] = field(default_factory=dict)
+    turns: Mapping[str, Mapping[int, Sequence[float]]] = field(default_factory=dict)
+    """By name of a reward that judges each turn, by rollout: what each turn earned (0 where it abstained). Their sum is the value."""
 
     @cached_property
     def totals(self) -> NDArray[np.float64]:
@@ -91,6 +93,7 @@ class Scores:
             group_size=self.group_size,
             failures=self.failures,
             counts={**self.counts, name: RewardCount(len(column) - missing, missing, 0, 0.0)},
+            turns=self.turns,
         )
 
 
@@ -151,12 +154,16 @@ class Scorer:
         values = np.full((sum(len(group.rollouts) for group in groups), len(self.rewards)), np.nan)
         failures: list[RewardFailure] = []
         counts: dict[str, RewardCount] = {}
+        turns: dict[str, dict[int, Sequence[float]]] = {reward.name: {} for reward in self.rewards if reward.form.per_turn}
         with self._lock:
             self._worker.set_rows([row.packed for row in rows])
             for number, reward in enumerate(self.rewards):
                 began, failed = time.perf_counter(), len(failures)
                 for position, outcome in self._outcomes(number, reward, rows):
-                    values[rows[position].index, number] = _value(outcome, reward, rows[position], failures)
+                    place = rows[position].index
+                    values[place, number] = _value(outcome, reward, rows[position], failures)
+                    if outcome[0] == "turns" and not math.isnan(values[place, number]):
+                        turns[reward.name][place] = [value or 0.0 for value in outcome[1]]
                 scored = int((~np.isnan(values[:, number])).sum())
                 failed = len(failures) - failed
                 counts[reward.name] = RewardCount(scored, len(rows) - scored - failed, failed, time.perf_counter() - began)
@@ -168,6 +175,7 @@ class Scorer:
             group_size=sizes.pop(),
             failures=tuple(failures),
             counts=counts,
+            turns=turns,
         )
 
     def _outcomes(self, number: int, reward: LoadedReward, rows: Sequence[_Row]) -> Iterator[tuple[int, Outcome]]:
@@ -237,6 +245,9 @@ def _by_prompt(rows: Sequence[_Row]) -> list[tuple[int, ...]]:
 
 def _value(outcome: Outcome, reward: LoadedReward, row: _Row, failures: list[RewardFailure]) -> float:
     """The value of an outcome, NaN for an abstention; failures are recorded, or end the run where the recipe says so."""
+    if outcome[0] == "turns":
+        judged = [value for value in outcome[1] if value is not None]
+        outcome = ["value", sum(judged)] if judged else ["none"]
     kind = outcome[0]
     place = f"{row.row}, sample {row.sample}"
     if kind == "none":

@@ -194,5 +194,6 @@ def build_ppo(recipe: PPORecipe, base: Path, directory: RunDirectory, reporter: 
         prompts=shared.data.train,
         evaluator=shared.evaluator,
         record=IterationRecorder(directory, reporter),
+        note=reporter.note,
     )
     return Built(PPO(recipe, parts), shared.data.notes, shared.policy)

@@ -22,6 +22,7 @@ from postgrad.errors import RunError
 from postgrad.rewards.metrics import reward_metrics
 from postgrad.rewards.score import Scores
 from postgrad.rollout.record import group_to_json
+from postgrad.train.critic import explained_variance
 from postgrad.train.judged import rows_of
 from postgrad.train.recipe import PPOLoss
 from postgrad.types import Group, Rollout, StopReason, TrainRow
@@ -34,6 +35,8 @@ KL = {"k1": formulas.kl_k1, "k2": formulas.kl_k2, "k3": formulas.kl_k3}
 class RawExperience:
     """Rollouts that count, in order. `rows_of_rollout[i]` are the places of rollout i's rows in `policy_rows` and `value_rows`.
 
+    totals: each rollout's score, less the penalty of a cut one. turn_rewards: what rewards that judge each turn paid for each turn of it;
+    their sum is a part of the total.
     value_rows: the same rows; the last row of a cut rollout is read once more after its last token.
     """
 
@@ -41,6 +44,7 @@ class RawExperience:
     scores: Scores
     rollouts: list[Rollout]
     totals: list[float]
+    turn_rewards: list[list[float]]
     rows_of_rollout: list[list[int]]
     policy_rows: list[TrainRow]
     value_rows: list[TrainRow]
@@ -58,7 +62,10 @@ class RawExperience:
             by_reference = self._padded([self._joined(reference, index) for index in range(len(self.rollouts))])
             kl = KL[loss.kl_estimator](by_token, by_reference, mask)
         scores = torch.tensor(self.totals, dtype=torch.float64)
-        rewards = formulas.token_rewards(scores, mask, kl, kl_coef=kl_coef)
+        by_turn = self._at_the_end_of_turns(mask)
+        rewards = formulas.token_rewards(scores - by_turn.sum(1), mask, kl, kl_coef=kl_coef) + by_turn
+        if loss.whiten_rewards:
+            rewards = formulas.whiten(rewards, mask, center=False)
         advantages, returns = formulas.gae(rewards, value, mask, gamma=loss.gamma, lam=loss.lam, bootstrap=bootstrap)
         white = formulas.whiten(advantages, mask) if loss.whiten_advantages else advantages
         columns = {"old_logprobs": by_token, "advantages": white, "old_values": value, "returns": returns}
@@ -78,6 +85,14 @@ class RawExperience:
         cut = [rollout.stop.truncated for rollout in self.rollouts]
         bootstrap = torch.tensor([row[-1] if was_cut else 0.0 for row, was_cut in zip(joined, cut, strict=True)], dtype=torch.float64)
         return self._padded([row[:-1] if was_cut else row for row, was_cut in zip(joined, cut, strict=True)]), bootstrap
+
+    def _at_the_end_of_turns(self, mask: Tensor) -> Tensor:
+        """[B, T]: what each turn earned by itself, on its last sampled token."""
+        placed = torch.zeros(mask.shape, dtype=torch.float64)
+        for index, (rollout, earned) in enumerate(zip(self.rollouts, self.turn_rewards, strict=True)):
+            ends = torch.tensor(rollout.turn_lengths).cumsum(0) - 1
+            placed[index].index_add_(0, ends, torch.tensor(earned, dtype=torch.float64))
+        return placed
 
     def _spread(self, columns: dict[str, list[list[float]]], reference: Sequence[Sequence[float]] | None) -> list[TrainRow]:
         """The actor's rows with one value per token in each column; 0 where nothing was sampled, and never read there."""
@@ -137,6 +152,7 @@ class Experience:
     def metrics(self) -> dict[str, float]:
         """Under TRL's names; means over rollouts of sums over their sampled tokens, nothing from the padding."""
         kl = torch.where(self.steps, self.kl, 0.0).sum(1).mean().item()
+        returns = self.returns[self.steps]
         scores = self.scores.mean().item()
         ended = sum(rollout.stop in (StopReason.END, StopReason.TERMINAL_TOOL) for rollout in self.raw.rollouts)
         return reward_metrics(self.raw.scores) | {
@@ -147,20 +163,9 @@ class Experience:
             "objective/rlhf_reward": scores - self.kl_coef * kl,
             "objective/kl_coef": self.kl_coef,
             "val/num_eos_tokens": float(ended),
-            "val/explained_variance": explained_variance(self.values[self.steps], self.returns[self.steps]),
+            "val/explained_variance": explained_variance(self.values[self.steps], returns),
+            "val/returns_std": returns.std(correction=0).item(),
         }
-
-
-def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """1 − Var(returns − values) / Var(returns): 1 is a perfect critic, 0 one that knows only the mean, below 0 one that is worse than that.
-
-    0 where the returns do not vary.
-
-    >>> round(explained_variance(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 4.0])), 4)
-    0.8571
-    """
-    spread = returns.var(correction=0).item()
-    return 1 - (returns - values).var(correction=0).item() / spread if spread > 0 else 0.0
 
 
 def experience_of(groups: Sequence[Group], scores: Scores, *, missing_end_penalty: float) -> RawExperience:
@@ -168,26 +173,35 @@ def experience_of(groups: Sequence[Group], scores: Scores, *, missing_end_penalt
 
     A rollout that a limit cut loses `missing_end_penalty` from its score. Raises `RunError` when none counts.
     """
-    raw = RawExperience(groups, scores, [], [], [], [], [])
+    raw = RawExperience(groups, scores, [], [], [], [], [], [])
     number = 0
     for index, group in enumerate(groups):
         one_prompt = len({rollout.segments[0].token_ids for rollout in group.rollouts}) == 1
         for rollout in group.rollouts:
-            total = float(scores.totals[number])
+            total, earned = float(scores.totals[number]), _earned_by_turns(scores, number, len(rollout.turn_lengths))
             number += 1
             if rollout.stop is StopReason.INFRASTRUCTURE or math.isnan(total) or not rollout.sampled_tokens:
                 continue
-            _append(raw, index if one_prompt else None, rollout, total - missing_end_penalty * rollout.stop.truncated)
+            raw.totals.append(total - missing_end_penalty * rollout.stop.truncated)
+            raw.turn_rewards.append(earned)
+            _append(raw, index if one_prompt else None, rollout)
     if not raw.rollouts:
         raise RunError("no rollout of this iteration has a reward", hint="look at the reward failures in events.jsonl")
     return raw
 
 
-def _append(raw: RawExperience, group: int | None, rollout: Rollout, total: float) -> None:
+def _earned_by_turns(scores: Scores, rollout: int, turns: int) -> list[float]:
+    """Per turn, the weighted sum of the rewards that judge each turn by itself."""
+    earned = np.zeros(turns)
+    for name, weight in zip(scores.names, scores.weights, strict=True):
+        earned += weight * np.asarray(scores.turns.get(name, {}).get(rollout, (0.0,) * turns))
+    return list(map(float, earned))
+
+
+def _append(raw: RawExperience, group: int | None, rollout: Rollout) -> None:
     rows = [row for row in rows_of(group, rollout, 0.0) if row.trained_tokens]
     first = len(raw.policy_rows)
     raw.rollouts.append(rollout)
-    raw.totals.append(total)
     raw.rows_of_rollout.append(list(range(first, first + len(rows))))
     raw.policy_rows.extend(replace(row, per_token={}, per_row={}) for row in rows)
     values = [replace(row, per_token={}, per_row={}) for row in rows]

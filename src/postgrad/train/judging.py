@@ -60,10 +60,18 @@ def joined(parts: Sequence[Scored]) -> Scored:
         group_size=first.group_size,
         failures=tuple(failure for part in parts for failure in part.scores.failures),
         counts={name: _sum([part.scores.counts[name] for part in parts]) for name in first.counts},
+        turns={name: _turns(name, parts) for name in first.turns},
     )
     kept = tuple(flag for part in parts for flag in part.filter.kept)
     causes = tuple(cause for part in parts for cause in part.filter.causes)
     return Scored(tuple(group for part in parts for group in part.groups), scores, GroupFilter(kept, causes))
+
+
+def _turns(name: str, parts: Sequence[Scored]) -> dict[int, Sequence[float]]:
+    """The values of a reward's turns, under each rollout's place in the joined batch."""
+    starts = np.cumsum([0, *(len(part.scores.values) for part in parts)])
+    placed = zip(starts[:-1].tolist(), parts, strict=True)
+    return {start + rollout: values for start, part in placed for rollout, values in part.scores.turns[name].items()}
 
 
 def _sum(counts: Sequence[RewardCount]) -> RewardCount:

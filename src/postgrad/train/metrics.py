@@ -113,6 +113,7 @@ METRICS: tuple[Metric, ...] = (
         good="up",
         methods="ppo",
     ),
+    Metric("val/returns_std", "standard deviation of the returns: what the critic has to explain", methods="ppo"),
     Metric("critic/grad_norm", "2-norm of the critic's gradient, before clipping", methods="ppo"),
     Metric("eval/accuracy", "share of held-out pairs whose chosen answer scores higher", good="up", methods="reward"),
     Metric("eval/accuracy_<end>", "low and high end of its 95 % interval (Wilson)", methods="reward"),

@@ -5,7 +5,8 @@
 ①  `rollout.agent.collect`, as in GRPO; tool results and prompts are no time steps.
 ②  Reward functions and reward models, as in GRPO; a rollout that a limit cut loses `missing_end_penalty`, by its stop reason.
 ③  The critic's value before each sampled token; for a cut rollout also the value after its last one, which stands for the rest (bootstrap).
-④  r_t = −kl_coef·KL_t, plus the score on the last sampled token; `formulas.gae`; advantages are whitened over all sampled tokens.
+④  r_t = −kl_coef·KL_t, plus the score on the last sampled token (what a turn earned by itself, on the turn's last); `formulas.gae`;
+    advantages are whitened over all sampled tokens.
 ⑤  `formulas.clipped_surrogate` for the actor, `formulas.clipped_value_loss` for the critic, several epochs of minibatches.
 
 Where this deviates from a literal reading of the article (each was a bug somewhere):
@@ -31,6 +32,7 @@ from postgrad.protocols import Engine, LossFunction, Rows, Sampler, SamplingPara
 from postgrad.rollout import RolloutConfig, collect
 from postgrad.rollout.metrics import rollout_metrics
 from postgrad.rollout.tools import Toolbox
+from postgrad.train.critic import CriticWatch
 from postgrad.train.evaluate import Evaluator
 from postgrad.train.experience import KL, Experience, experience_of
 from postgrad.train.loop import Timer
@@ -45,7 +47,7 @@ from postgrad.types import Group, Prompt, TrainRow
 
 
 def actor_loss(recipe: PPORecipe, kl_coef: float, *, tokens: float) -> LossFunction:
-    """The clipped surrogate, mean over the minibatch's sampled tokens; with `kl_in: loss` the KL to the reference beside it.
+    """The clipped surrogate, mean over the minibatch's sampled tokens; beside it the KL to the reference (`kl_in: loss`) and the entropy.
 
     Rows carry per_token old_logprobs, advantages, and reference_logprobs where the KL is in the loss.
     """
@@ -58,6 +60,8 @@ def actor_loss(recipe: PPORecipe, kl_coef: float, *, tokens: float) -> LossFunct
         per_token = formulas.clipped_surrogate(ratio, advantages, **clip)
         if recipe.loss.kl_in == "loss" and kl_coef:
             per_token = per_token + kl_coef * KL[recipe.loss.kl_estimator](current, rows.per_token["reference_logprobs"], mask)
+        if recipe.loss.entropy_coef:
+            per_token = per_token - recipe.loss.entropy_coef * rows.entropy
         with torch.no_grad():
             clipped = formulas.clip_fractions(ratio, advantages, mask, **clip, denominator=1.0)
             counted = torch.where(mask, ratio, 0.0)
@@ -104,6 +108,8 @@ class PPOParts:
     evaluator: Evaluator | None = None
     record: Callable[[int, Experience], None] = lambda step, experience: None
     """Told of every iteration: writes the rollout file and the failures."""
+    note: Callable[[str], None] = lambda text: None
+    """Told what a reader of the log should know."""
 
 
 class ActorCritic:
@@ -130,6 +136,7 @@ class PPO:
         self.engine = ActorCritic(parts.actor, parts.critic)
         self.timer = Timer()
         self.kl_coef = recipe.loss.kl_coef
+        self.watch = CriticWatch(recipe.critic.warmup_steps, parts.note)
         self.total_steps, self.total_prompts = positions_in_run(
             size=len(parts.prompts), epochs=recipe.epochs, per_step=recipe.batch.prompts, max_steps=recipe.max_steps
         )
@@ -150,6 +157,7 @@ class PPO:
         metrics = experience.metrics() | self._update(step, experience)  # ⑤
         self.parts.sampler.forget()
         self._adapt(metrics["objective/kl"], len(experience.steps))
+        self.watch.see(step, metrics)
         epoch = min(step * self.recipe.batch.prompts, self.total_prompts) / len(self.parts.prompts)
         return metrics | rollout_metrics(groups) | {"epoch": epoch} | self.timer.take()
 
@@ -248,10 +256,11 @@ class PPO:
             return self.parts.evaluator.run(step).metrics
 
     def state(self) -> dict[str, Any]:
-        return {"kl_coef": self.kl_coef}
+        return {"kl_coef": self.kl_coef, "watch": self.watch.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.kl_coef = float(state["kl_coef"])
+        self.watch.load_state(state["watch"])
 
     def export(self, folder: Path) -> None:
         self.parts.policy.export(folder, {"Method": f"PPO, {self.total_steps} iterations", "Notes": self.recipe.notes})

@@ -488,6 +488,10 @@ class PPOLoss(Section):
     """λ of generalised advantage estimation."""
     whiten_advantages: bool = True
     """Advantages get mean 0 and variance 1 over the iteration's sampled tokens."""
+    whiten_rewards: bool = False
+    """The tokens' rewards get variance 1 over the iteration's sampled tokens; their mean stays."""
+    entropy_coef: NonNegative = 0.0
+    """Weight of the policy's mean entropy, which the loss is lowered by: it keeps the policy from settling too early."""
     kl_coef: NonNegative = 0.05
     """Weight of the KL to the policy as it was at the start; 0 = no reference model is kept."""
     kl_in: Literal["reward", "loss"] = "reward"
