@@ -155,7 +155,7 @@ def _open_recipe(path: Path) -> Opened:
     from postgrad.data import Reading
     from postgrad.rollout.tools import load_tools
     from postgrad.train.datasets import open_rows
-    from postgrad.train.recipe import Pipeline, RLRecipe, SFTRecipe
+    from postgrad.train.recipe import PairsRecipe, Pipeline, SampledRecipe, SFTRecipe
     from postgrad.train.recipe_file import load_recipe
 
     loaded = load_recipe(path)
@@ -164,13 +164,13 @@ def _open_recipe(path: Path) -> Opened:
         raise RecipeError("the recipe has stages", where=str(path), hint="name a stage's data file, with --model, --method and --columns")
     rows, heldout = open_rows(recipe, loaded.base)
     reading = Reading(
-        method=recipe.method,
+        method="grpo" if isinstance(recipe, PairsRecipe) else recipe.method,  # both read prompts
         max_length=recipe.data.max_length,
         overlong=recipe.data.overlong,
         train_on=recipe.data.train_on if isinstance(recipe, SFTRecipe) else "assistant",
         text_prompts=recipe.data.text_prompts,
-        tools=tuple(load_tools(recipe.tools, loaded.base).specs) if isinstance(recipe, SFTRecipe | RLRecipe) else (),
-        system=recipe.system if isinstance(recipe, RLRecipe) else None,
+        tools=tuple(load_tools(recipe.tools, loaded.base).specs) if isinstance(recipe, SFTRecipe | SampledRecipe) else (),
+        system=recipe.system if isinstance(recipe, SampledRecipe) else None,
     )
     return Opened(rows, heldout, _chat(recipe.model, recipe.chat_template, recipe.tool_protocol), reading, recipe.model)
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from postgrad.chat import ChatFormat
 from postgrad.cli.console import number, reporter, stdout
 from postgrad.cli.data_view import marked, visible
+from postgrad.rewards.score import Scores
 from postgrad.train.build import build
 from postgrad.train.dpo import DPO
 from postgrad.train.grpo import GRPO
 from postgrad.train.kto import KTO
+from postgrad.train.pairing import Pairing
 from postgrad.train.recipe import DPORecipe, Pipeline, Recipe
 from postgrad.train.recipe_file import LoadedRecipe
 from postgrad.train.reward_model import RewardModelling
-from postgrad.train.run import stage_recipe
 from postgrad.train.run_directory import RunDirectory
 from postgrad.train.sft import SFT
+from postgrad.train.stages import not_there_yet, stage_recipe
+from postgrad.types import Group
 
 
 def run_dry(loaded: LoadedRecipe) -> None:
@@ -25,9 +29,8 @@ def run_dry(loaded: LoadedRecipe) -> None:
         return
     for name, recipe in loaded.recipe.stages.items():
         stdout.print(f"stage {name}", style="bold", markup=False)
-        model = Path(stage_recipe(loaded.recipe, recipe).model)
-        if recipe.model.startswith("stage:") and not model.exists():
-            stdout.print(f"  {recipe.model} has not run yet: its model is not there, so this stage cannot be built now", markup=False)
+        if missing := not_there_yet(loaded.recipe, recipe):
+            stdout.print(f"  {missing} has not run yet, so this stage cannot be built now", markup=False)
             continue
         _one(stage_recipe(loaded.recipe, recipe), loaded.base)
 
@@ -58,18 +61,19 @@ def _one(recipe: Recipe, base: Path) -> None:
             stdout.print(visible(method.policy.chat.decode_raw(item.prompt_ids)), markup=False)
             stdout.print(marked(method.policy.chat, item.answer.token_ids, item.answer.scored), markup=False)
         elif isinstance(method, GRPO):
-            _one_group(method)
+            scored = method.score_one(step=1)
+            _one_group(method.parts.policy.chat, scored.groups[0], scored.scores)
+        elif isinstance(method, Pairing):
+            _one_group(method.parts.policy.chat, *method.sample_one(step=1))
         stdout.print("nothing was written; without --dry-run it trains", markup=False)
 
 
-def _one_group(method: GRPO) -> None:
+def _one_group(chat: ChatFormat, group: Group, scores: Scores) -> None:
     """The first prompt's group: sampled, scored, not trained."""
-    scored = method.score_one(step=1)
-    group = scored.groups[0]
     stdout.print("first prompt, as the model reads it:", markup=False)
     prompt = group.rollouts[0].segments[0].token_ids
-    stdout.print(visible(method.parts.policy.chat.decode_raw(prompt)), markup=False)
+    stdout.print(visible(chat.decode_raw(prompt)), markup=False)
     for index, rollout in enumerate(group.rollouts):
-        rewards = ", ".join(f"{name} {number(value)}" for name, value in zip(scored.scores.names, scored.scores.values[index], strict=True))
+        rewards = ", ".join(f"{name} {number(value)}" for name, value in zip(scores.names, scores.values[index], strict=True))
         stdout.print(f"rollout {index}: {rollout.stop}, {rollout.sampled_tokens} tokens sampled; {rewards}", style="bold", markup=False)
         stdout.print(visible(rollout.text), markup=False)

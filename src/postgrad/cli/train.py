@@ -28,8 +28,6 @@ def run_resume(path: Path) -> None:
 
 
 def _reported(train: Callable[[PlainReporter], Path]) -> None:
-    from postgrad.models.scalar import is_reward_model
-
     watcher = reporter()
     try:
         folder = train(watcher)
@@ -37,5 +35,12 @@ def _reported(train: Callable[[PlainReporter], Path]) -> None:
         if isinstance(watcher, LiveReporter):
             watcher.close()
     stdout.print(str(folder), markup=False)
-    command = "score" if is_reward_model(folder) else "chat"
-    stderr.print(f'try it: postgrad {command} "{folder}"{" FILE" if command == "score" else ""}', markup=False)
+    stderr.print(f"try it: postgrad {_next(folder)}", markup=False)
+
+
+def _next(result: Path) -> str:
+    from postgrad.models.scalar import is_reward_model
+
+    if result.is_file():
+        return f'data show "{result}"'
+    return f'score "{result}" FILE' if is_reward_model(result) else f'chat "{result}"'

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from postgrad.data import Pair, Work
+from postgrad.models.loading import LanguageModel
 from postgrad.models.sampler import LocalSampler
 from postgrad.rewards.score import Scorer
 from postgrad.rollout.tools import Toolbox, load_tools
@@ -20,9 +21,10 @@ from postgrad.train.kto import KTO
 from postgrad.train.loop import Method, Reporter
 from postgrad.train.model_rewards import Judges
 from postgrad.train.notes import grpo_notes
+from postgrad.train.pairing import Pairing, PairingParts, check_columns
 from postgrad.train.ppo import PPO, PPOParts
 from postgrad.train.presets import loss_settings
-from postgrad.train.recipe import DPORecipe, GRPORecipe, PPORecipe, Recipe, RewardRecipe, RLRecipe, SFTRecipe
+from postgrad.train.recipe import DPORecipe, GRPORecipe, PairsRecipe, PPORecipe, Recipe, RewardRecipe, RLRecipe, SampledRecipe, SFTRecipe
 from postgrad.train.recorder import IterationRecorder, Recorder
 from postgrad.train.reference_logprobs import precomputed
 from postgrad.train.reward_model import RewardModelling
@@ -51,6 +53,8 @@ def build(recipe: Recipe, base: Path, directory: RunDirectory, reporter: Reporte
     with ExitStack() as stack:
         if isinstance(recipe, SFTRecipe):
             yield build_sft(recipe, base, reporter)
+        elif isinstance(recipe, PairsRecipe):
+            yield build_pairs(recipe, base, directory, reporter, stack)
         elif isinstance(recipe, RewardRecipe):
             yield build_reward_model(recipe, base, reporter)
         elif isinstance(recipe, DPORecipe):
@@ -138,28 +142,56 @@ def make_evaluator(
 
 @dataclass(frozen=True)
 class _Sampling:
-    """What GRPO and PPO share: a policy that samples, tools, rewards, prompts, and who judges on held-out prompts."""
+    """What GRPO, PPO and pairs share: a policy that samples, tools, rewards and prompts."""
 
     policy: setup.Policy
     toolbox: Toolbox
     judges: Judges
     sampler: LocalSampler
-    evaluator: Evaluator | None
     data: Dataset[Prompt]
 
 
-def _sampling(recipe: RLRecipe, base: Path, reporter: Reporter, stack: ExitStack) -> _Sampling:
+def _sampling(recipe: SampledRecipe, base: Path, reporter: Reporter, stack: ExitStack) -> _Sampling:
     toolbox = load_tools(recipe.tools, base)
     named = setup.load_recipe_rewards(recipe, base)
-    policy = setup.load_policy(recipe)
+    policy, shared = _loaded(recipe)
     data = setup.load_prompts(recipe, policy, base, toolbox=toolbox, work=reading(reporter))
     setup.check_reward_columns(named.functions, data.train)
-    judges = Judges(stack.enter_context(Scorer(named.functions)), named.models(recipe, policy), toolbox.specs)
+    judges = Judges(stack.enter_context(Scorer(named.functions)), named.models(recipe.dtype, shared), toolbox.specs)
     sampler = policy.sampler(max_batch=recipe.sampler.max_batch, progress=sampler_progress(reporter))
-    evaluator = None
-    if data.heldout:
-        evaluator = make_evaluator(recipe, policy, sampler, toolbox, judges, data.heldout[: recipe.evaluation.rows])
-    return _Sampling(policy, toolbox, judges, sampler, evaluator, data)
+    return _Sampling(policy, toolbox, judges, sampler, data)
+
+
+def _loaded(recipe: SampledRecipe) -> tuple[setup.Policy, LanguageModel | None]:
+    """The policy, and its model where reward models that were trained on its base may live on it."""
+    if isinstance(recipe, PairsRecipe):
+        return setup.load_frozen_policy(recipe.model, recipe), None
+    policy = setup.load_policy(recipe)
+    return policy, policy.model if recipe.adapter is not None else None
+
+
+def _evaluator(recipe: RLRecipe, shared: _Sampling) -> Evaluator | None:
+    if not shared.data.heldout:
+        return None
+    prompts = shared.data.heldout[: recipe.evaluation.rows]
+    return make_evaluator(recipe, shared.policy, shared.sampler, shared.toolbox, shared.judges, prompts)
+
+
+def build_pairs(recipe: PairsRecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
+    shared = _sampling(recipe, base, reporter, stack)
+    check_columns(shared.data.train)
+    parts = PairingParts(
+        policy=shared.policy,
+        sampler=shared.sampler,
+        params=setup.sampling_params(recipe.rollout, shared.policy.chat),
+        toolbox=shared.toolbox,
+        rollout=setup.rollout_config(recipe.rollout, shared.sampler),
+        scorer=shared.judges,
+        prompts=shared.data.train,
+        directory=directory,
+        reporter=reporter,
+    )
+    return Built(Pairing(recipe, parts), shared.data.notes, shared.policy)
 
 
 def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
@@ -173,7 +205,7 @@ def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter
         rollout=setup.rollout_config(recipe.rollout, shared.sampler),
         scorer=shared.judges,
         prompts=shared.data.train,
-        evaluator=shared.evaluator,
+        evaluator=_evaluator(recipe, shared),
         record=Recorder(directory, reporter, shared.judges.rewards, loss_settings(recipe.loss, recipe.rollout).scale),
     )
     notes = grpo_notes(recipe, shared.judges.rewards, shared.policy)
@@ -192,7 +224,7 @@ def build_ppo(recipe: PPORecipe, base: Path, directory: RunDirectory, reporter: 
         rollout=setup.rollout_config(recipe.rollout, shared.sampler),
         scorer=shared.judges,
         prompts=shared.data.train,
-        evaluator=shared.evaluator,
+        evaluator=_evaluator(recipe, shared),
         record=IterationRecorder(directory, reporter),
         note=reporter.note,
     )

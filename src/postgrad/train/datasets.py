@@ -5,26 +5,62 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar, overload
+from typing import Generic, Literal, TypeVar, overload
 
 import numpy as np
 
 from postgrad.data import DataReport, RowSource, load_rows, mix, overlap
 from postgrad.data.files import EXTENSIONS, extension
-from postgrad.train.recipe import Data, Recipe, Source
+from postgrad.errors import RecipeError
+from postgrad.train.recipe import Data, Recipe, Source, TrainData
 
 T = TypeVar("T")
 
 
-def data_file(name: str, base: Path) -> str:
-    """A path relative to the recipe, or a hub id as it is."""
+PAIRS, HELDOUT = "pairs.jsonl", "heldout.jsonl"
+"""What a run with `method: pairs` writes into its directory."""
+
+
+def holds_pairs(folder: Path) -> bool:
+    """Whether this is the directory of a finished run with `method: pairs`."""
+    return (folder / PAIRS).is_file() and (folder / "resolved.json").is_file()
+
+
+def data_file(name: str, base: Path, *, wanted: Literal["train", "eval"] = "train") -> str:
+    """A path relative to the recipe; or what is wanted of a `pairs` run; or a hub id as it is.
+
+    Raises `RecipeError` when held-out pairs are wanted of a run that held none out.
+    """
+    if (run := pairs_run(name, base)) is not None:
+        return str(_pairs_file(run, wanted))
     path = base / name
     return str(path) if path.exists() or extension(Path(name)) in EXTENSIONS else name
 
 
-def file_names(data: Data) -> list[str]:
-    """Every file or hub id that the recipe's data section names."""
-    return [source.file for source in _sources(data)] + ([data.eval] if isinstance(data.eval, str) else [])
+def pairs_run(name: str, base: Path) -> Path | None:
+    """The run directory that a data key names: relative to the recipe or, as every `run_dir` is, to the working directory."""
+    return next((folder for folder in (base / name, Path(name)) if holds_pairs(folder)), None)
+
+
+def _pairs_file(run: Path, wanted: Literal["train", "eval"]) -> Path:
+    file = run / (PAIRS if wanted == "train" else HELDOUT)
+    if not file.is_file():
+        what = f"{run} holds no pairs out (it has no {HELDOUT})"
+        raise RecipeError(what, where="data.eval", hint="run it again with heldout: 0.2, or give data.eval a share of the pairs")
+    return file
+
+
+def data_files(data: TrainData, base: Path) -> dict[str, Path]:
+    """Every local file that the recipe's data section names; under a name that does not change when a run is moved."""
+    wanted: list[tuple[str, Literal["train", "eval"]]] = [(source.file, "train") for source in _sources(data)]
+    if isinstance(data, Data) and isinstance(data.eval, str):
+        wanted.append((data.eval, "eval"))
+    found: dict[str, Path] = {}
+    for name, kind in wanted:
+        file = Path(data_file(name, base, wanted=kind))
+        run = pairs_run(name, base)
+        found[name if run is None else f"{run.name}/{file.name}"] = file
+    return {name: file for name, file in found.items() if file.is_file()}
 
 
 def open_rows(recipe: Recipe, base: Path) -> tuple[RowSource, RowSource | None]:
@@ -35,14 +71,15 @@ def open_rows(recipe: Recipe, base: Path) -> tuple[RowSource, RowSource | None]:
         for source in _sources(data)
     ]
     train = parts[0] if len(parts) == 1 else mix(parts, max_bad=data.max_bad)
-    if isinstance(data.eval, float):
-        return train.split_off(data.eval, recipe.seed)
-    return train, None if data.eval is None else open_file(data.eval, recipe, base)
+    held = data.eval if isinstance(data, Data) else None
+    if isinstance(held, float):
+        return train.split_off(held, recipe.seed)
+    return train, None if held is None else open_file(held, recipe, base, wanted="eval")
 
 
-def open_file(name: str, recipe: Recipe, base: Path) -> RowSource:
+def open_file(name: str, recipe: Recipe, base: Path, *, wanted: Literal["train", "eval"] = "train") -> RowSource:
     """Another file, read as the recipe reads its own."""
-    return load_rows(data_file(name, base), columns=recipe.data.columns, max_bad=recipe.data.max_bad)
+    return load_rows(data_file(name, base, wanted=wanted), columns=recipe.data.columns, max_bad=recipe.data.max_bad)
 
 
 @dataclass(frozen=True)
@@ -116,6 +153,6 @@ class Picked(Sequence[T]):
         return self._rows[self._indices[index]]
 
 
-def _sources(data: Data) -> list[Source]:
+def _sources(data: TrainData) -> list[Source]:
     named = [data.train] if isinstance(data.train, str) else data.train
     return [Source(file=item) if isinstance(item, str) else item for item in named]

@@ -59,7 +59,7 @@ class Method(Protocol):
     def load_state(self, state: Mapping[str, Any]) -> None: ...
 
     def export(self, folder: Path) -> None:
-        """Write the finished model."""
+        """Write the finished model; a method that trains none writes its result beside that folder."""
         ...
 
 
@@ -135,7 +135,7 @@ class Timer:
 
 
 def fit(method: Method, run: RunDirectory, recipe: Base, reporter: Reporter, *, name: str, notes: Sequence[str]) -> Path:
-    """Train from the newest checkpoint (or from the start) to the end; returns the folder of the finished model.
+    """Train from the newest checkpoint (or from the start) to the end; returns `run.result`, the folder of the finished model.
 
     Raises `Interrupted` after SIGINT/SIGTERM (the step was finished and saved) and `RunError` for a fault inside the run.
     """
@@ -158,8 +158,8 @@ def fit(method: Method, run: RunDirectory, recipe: Base, reporter: Reporter, *, 
     fault("run:before_export")
     method.export(run.model)
     run.finish({"steps": method.total_steps, "metrics": _last_metrics(run)})
-    reporter.finished(folder=run.model)
-    return run.model
+    reporter.finished(folder=run.result)
+    return run.result
 
 
 def _one_step(method: Method, step: int, run: RunDirectory) -> dict[str, float]:

@@ -80,11 +80,10 @@ class Source(Section):
     """The map for this file; left out = `data.columns`."""
 
 
-class Data(Section):
+class TrainData(Section):
     train: str | Annotated[list[str | Source], Field(min_length=1)]
-    """A .jsonl, .json, .jsonl.gz, .parquet, .csv or .arrow file (relative to the recipe), or a hub id; or a list of them, with weights."""
-    eval: str | Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """Held-out rows: a file in the same form, or the share of the training rows to hold out; left out = no evaluation."""
+    """A .jsonl, .json, .jsonl.gz, .parquet, .csv or .arrow file (relative to the recipe), a hub id, the run directory of a `pairs` run,
+    or `stage:NAME` in a pipeline; or a list of them, with weights."""
     columns: dict[str, Any] = {}
     """Maps the file's columns to a format postgrad knows; see `postgrad.data`."""
     text_prompts: Literal["chat", "raw"] = "chat"
@@ -93,6 +92,12 @@ class Data(Section):
     """Rejected rows (bad JSON, bad shape) that are tolerated; each is reported with file:line."""
     shuffle: bool = True
     """A new order in every epoch, keyed by the seed; false = as the file stands."""
+
+
+class Data(TrainData):
+    eval: str | Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Held-out rows: named as in `train` (of a `pairs` run its held-out pairs), or the share of the training rows to hold out; left out =
+    no evaluation."""
 
 
 class SFTData(Data):
@@ -104,11 +109,15 @@ class SFTData(Data):
     """Which tokens are trained: every assistant turn, the last one, or every token."""
 
 
-class PromptData(Data):
+class TrainPrompts(TrainData):
     max_length: PositiveInt = 1024
     """Longest prompt, in tokens."""
     overlong: Literal["drop", "error"] = "drop"
     """What happens to a longer prompt; a prompt is never cut."""
+
+
+class PromptData(TrainPrompts, Data):
+    """Prompts to train on, and others to evaluate on."""
 
 
 class SFTBatch(Section):
@@ -347,7 +356,7 @@ class Base(Section):
     seed: Seed = 0
     """Keys the order of rows, sampling noise, dropout and fresh adapter weights."""
     max_steps: PositiveInt | None = None
-    """Optimizer steps; set this or epochs."""
+    """Steps of the run; set this or epochs."""
     epochs: Positive | None = None
     """Passes over the data; set this or max_steps."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -356,8 +365,6 @@ class Base(Section):
     """A built-in template's name (chatml, qwen, llama3, mistral, gemma) or Jinja text, instead of the tokenizer's own."""
     tool_protocol: Literal["auto", "template", "text"] = "auto"
     """How calls are written: as the chat template does, or as `<tool_call>` JSON in the text; auto = the template's where it has one."""
-    adapter: Adapter | None = None
-    optimizer: Optimizer = Optimizer()
     checkpoint: Checkpoint = Checkpoint()
     notes: str = ""
     """Free text for the model card."""
@@ -373,7 +380,7 @@ class Base(Section):
     @model_validator(mode="after")
     def _evaluates_something(self) -> Base:
         data, evaluation = getattr(self, "data", None), getattr(self, "evaluation", None)
-        if data is not None and data.eval is None and evaluation is not None and evaluation.every is not None:
+        if data is not None and evaluation is not None and evaluation.every is not None and data.eval is None:
             raise _refuse("evaluation.every", "acts only with data.eval: name held-out rows, or a share of the training rows")
         return self
 
@@ -384,7 +391,14 @@ class Base(Section):
         return self
 
 
-class NoDropout(Base):
+class Training(Base):
+    """Methods that learn."""
+
+    adapter: Adapter | None = None
+    optimizer: Optimizer = Optimizer()
+
+
+class NoDropout(Training):
     """Methods that compare log-probs or scores: dropout is off, and a recipe that asks for it is refused."""
 
     @model_validator(mode="after")
@@ -394,7 +408,7 @@ class NoDropout(Base):
         return self
 
 
-class SFTRecipe(Base):
+class SFTRecipe(Training):
     method: Literal["sft"]
     data: SFTData
     batch: SFTBatch = SFTBatch()
@@ -551,11 +565,56 @@ class PPORecipe(NoDropout):
         return self
 
 
+class PairsBatch(Section):
+    prompts: PositiveInt = 8
+    """Prompts of one step; it samples prompts × rollout.group_size answers."""
+
+
+class PairsRollout(Rollout):
+    group_size: Annotated[int, Field(ge=2)] = 4
+    """Answers per prompt, of which the best and the worst become a pair."""
+
+
+class PairsRecipe(Base):
+    """A model answers prompts several times, rewards judge the answers, and the best and the worst of each prompt become a preference pair.
+
+    Nothing is trained: the result is `pairs.jsonl`, which `reward` and `dpo` learn from.
+    """
+
+    method: Literal["pairs"]
+    data: TrainPrompts
+    batch: PairsBatch = PairsBatch()
+    rollout: PairsRollout = PairsRollout()
+    tools: list[str] = []
+    """`file.py:function`, relative to the recipe."""
+    system: str | None = None
+    """A system message put before every prompt that has none."""
+    rewards: Annotated[list[Reward], Field(min_length=1)]
+    """Who judges: reward functions, reward models, or both, exactly as in `grpo`."""
+    heldout: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Share of the prompts whose pairs go to `heldout.jsonl` instead of `pairs.jsonl`, so that a reward model can be judged on prompts that
+    it never saw; left out = none."""
+    sampler: LocalSampler = LocalSampler()
+
+    @model_validator(mode="after")
+    def _possible(self) -> PairsRecipe:
+        if self.rollout.refill:
+            raise _refuse("rollout.refill", "refills groups that a filter dropped; pairs drops none, it counts those without a pair")
+        return self
+
+
 RLRecipe = GRPORecipe | PPORecipe
+"""Methods that train the policy that samples."""
+SampledRecipe = RLRecipe | PairsRecipe
 """Methods that sample rollouts and score them."""
-Recipe = SFTRecipe | RewardRecipe | DPORecipe | RLRecipe
-METHODS: dict[str, type[SFTRecipe] | type[RewardRecipe] | type[DPORecipe] | type[PPORecipe] | type[GRPORecipe]] = {
+TrainingRecipe = SFTRecipe | RewardRecipe | DPORecipe | RLRecipe
+"""Methods that write a model."""
+Recipe = TrainingRecipe | PairsRecipe
+METHODS: dict[
+    str, type[SFTRecipe] | type[PairsRecipe] | type[RewardRecipe] | type[DPORecipe] | type[PPORecipe] | type[GRPORecipe]
+] = {
     "sft": SFTRecipe,
+    "pairs": PairsRecipe,
     "reward": RewardRecipe,
     "dpo": DPORecipe,
     "ppo": PPORecipe,
@@ -564,7 +623,7 @@ METHODS: dict[str, type[SFTRecipe] | type[RewardRecipe] | type[DPORecipe] | type
 
 
 class Pipeline(Section):
-    """`stages:` name → recipe, run in order; a stage's `model:` may be `stage:NAME` of an earlier one."""
+    """`stages:` name → recipe, run in order; a stage may name what an earlier one wrote: `stage:NAME`, see `stages`."""
 
     run_dir: str
     seed: Seed = 0

@@ -19,7 +19,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from postgrad.errors import RecipeError
-from postgrad.train.recipe import METHODS, PAIR_LOSSES, REFERENCE_FREE_LOSSES, Base, Pipeline, Recipe
+from postgrad.train.recipe import METHODS, PAIR_LOSSES, REFERENCE_FREE_LOSSES, Pipeline, Recipe
+from postgrad.train.stages import fault_of
 
 KeyPath = tuple[str, ...]
 PREFERENCE_NAMES = frozenset({*PAIR_LOSSES, *REFERENCE_FREE_LOSSES, "kto"}) - {"sft"}
@@ -176,37 +177,17 @@ def _pipeline(source: Source) -> Pipeline:
             "run_dir is missing: the folder that the stages are written to", where=str(source.path), hint="run_dir: runs/NAME"
         )
     run_dir, seed = source.values["run_dir"], source.values.get("seed", 0)
-    recipes: dict[str, Any] = {}
+    recipes: dict[str, Recipe] = {}
     for name, values in stages.items():
         key = ("stages", str(name))
         if not isinstance(values, dict):
             raise RecipeError(f"stage {name!r} is not a recipe", where=source.where(key), hint="a stage is a mapping of keys to values")
         inherited = {"run_dir": f"{run_dir}/{name}", "seed": seed} | values
-        recipes[str(name)] = _validate(source, inherited, key)
-        _check_stage_reference(source, key, recipes)
+        recipe = _validate(source, inherited, key)
+        if fault := fault_of(recipe, recipes):
+            raise RecipeError(fault.what, where=source.where((*key, *fault.place.key)), hint=fault.hint)
+        recipes[str(name)] = recipe
     return Pipeline(run_dir=run_dir, seed=seed, stages=recipes)
-
-
-def _check_stage_reference(source: Source, key: KeyPath, recipes: Mapping[str, Base]) -> None:
-    """Every `stage:NAME` names an earlier stage; as a reward, one whose method is `reward`."""
-    recipe, earlier = recipes[key[-1]], dict(list(recipes.items())[:-1])
-    named: list[tuple[KeyPath, str]] = [(("model",), recipe.model)]
-    named += [(("rewards", str(index), "use"), reward.use) for index, reward in enumerate(getattr(recipe, "rewards", ()))]
-    if critic := getattr(getattr(recipe, "critic", None), "model", None):
-        named.append((("critic", "model"), critic))
-    for place, name in named:
-        if not name.startswith("stage:"):
-            continue
-        stage = earlier.get(name.removeprefix("stage:"))
-        where = source.where((*key, *place))
-        if stage is None:
-            what = f"{'.'.join(place)}: {name} names no earlier stage (earlier stages: {', '.join(earlier) or 'none'})"
-            raise RecipeError(what, where=where, hint="stages run in the order they stand in")
-        is_reward = getattr(stage, "method", "") == "reward"
-        wanted = {"rewards": True, "model": False}.get(place[0])  # a critic may start from either
-        if wanted is not None and is_reward != wanted and getattr(recipe, "method", "") != "reward":
-            what = f"{'.'.join(place)}: {name} is {'a reward model' if is_reward else 'no reward model'}"
-            raise RecipeError(what, where=where, hint="a policy starts from a language model, a reward may be a stage with method: reward")
 
 
 def _validate(source: Source, values: dict[str, Any], prefix: KeyPath) -> Recipe:

@@ -21,13 +21,14 @@ from postgrad.train.build import build, make_evaluator, sampler_progress
 from postgrad.train.evaluate import Evaluation
 from postgrad.train.loop import Reporter, SilentReporter, fit
 from postgrad.train.model_rewards import Judges
-from postgrad.train.recipe import Pipeline, PPORecipe, Recipe, RLRecipe
+from postgrad.train.recipe import Pipeline, Recipe, RLRecipe
 from postgrad.train.recipe_file import LoadedRecipe, parse_recipe
 from postgrad.train.run_directory import RunDirectory, open_pipeline, open_run
+from postgrad.train.stages import moved_to, stage_recipe
 
 
 def run(loaded: LoadedRecipe, reporter: Reporter | None = None, *, overwrite: bool = False) -> Path:
-    """Train; returns the folder of the finished model (of the last stage). Continues a run that was stopped.
+    """Train; returns the folder of the finished model, or the file of pairs (of the last stage). Continues a run that was stopped.
 
     Raises the errors of `postgrad.errors`; `Interrupted` after a clean save.
     """
@@ -59,57 +60,15 @@ def load_run(path: Path) -> LoadedRecipe:
     return LoadedRecipe(recipe=moved_to(parse_recipe(record["recipe"]), path), base=Path(record["base"]), text=text)
 
 
-def moved_to(recipe: Recipe | Pipeline, path: Path) -> Recipe | Pipeline:
-    """The recipe with its run_dir, and those of its stages inside it, at `path`: a run directory may be moved."""
-    if not isinstance(recipe, Pipeline):
-        return _stage_moved_to(recipe, path)
-    stages = {
-        name: stage.model_copy(update={"run_dir": _rebased(stage.run_dir, recipe.run_dir, path)}) for name, stage in recipe.stages.items()
-    }
-    return recipe.model_copy(update={"run_dir": str(path), "stages": stages})
-
-
-def _stage_moved_to(recipe: Recipe, path: Path) -> Recipe:
-    """A run at `path`; models of stages that stood beside it stand beside it still."""
-    beside, now = str(Path(recipe.run_dir).parent), path.parent
-    update: dict[str, object] = {"run_dir": str(path), "model": _rebased(recipe.model, beside, now)}
-    if isinstance(recipe, RLRecipe):
-        update["rewards"] = [reward.model_copy(update={"use": _rebased(reward.use, beside, now)}) for reward in recipe.rewards]
-    if isinstance(recipe, PPORecipe) and recipe.critic.model is not None:
-        update["critic"] = recipe.critic.model_copy(update={"model": _rebased(recipe.critic.model, beside, now)})
-    return recipe.model_copy(update=update)
-
-
-def _rebased(run_dir: str, old: str, new: Path) -> str:
-    inside = Path(run_dir)
-    return str(new / inside.relative_to(old)) if inside.is_relative_to(old) else run_dir
-
-
 def _run_pipeline(pipeline: Pipeline, loaded: LoadedRecipe, reporter: Reporter, *, overwrite: bool) -> Path:
-    """Run each stage that is not finished; `model: stage:NAME` is the model that stage NAME wrote."""
-    model = Path(pipeline.run_dir)
+    """Run each stage that is not finished; `stage:NAME` is what stage NAME wrote."""
+    result = Path(pipeline.run_dir)
     with open_pipeline(pipeline, loaded.base, source_text=loaded.text, overwrite=overwrite) as above:
         for name, recipe in pipeline.stages.items():
             stage = stage_recipe(pipeline, recipe)
             elsewhere = not Path(stage.run_dir).is_relative_to(pipeline.run_dir)
-            model = _run_one(stage, loaded, reporter, name=name, overwrite=overwrite and elsewhere, above=(above,))
-    return model
-
-
-def stage_recipe(pipeline: Pipeline, recipe: Recipe) -> Recipe:
-    """The recipe with every `stage:NAME` replaced by the folder of that stage's model."""
-
-    def folder(name: str) -> str:
-        if not name.startswith("stage:"):
-            return name
-        return str(Path(pipeline.stages[name.removeprefix("stage:")].run_dir) / "model")
-
-    update: dict[str, object] = {"model": folder(recipe.model)}
-    if isinstance(recipe, RLRecipe):
-        update["rewards"] = [reward.model_copy(update={"use": folder(reward.use)}) for reward in recipe.rewards]
-    if isinstance(recipe, PPORecipe) and recipe.critic.model is not None:
-        update["critic"] = recipe.critic.model_copy(update={"model": folder(recipe.critic.model)})
-    return recipe.model_copy(update=update)
+            result = _run_one(stage, loaded, reporter, name=name, overwrite=overwrite and elsewhere, above=(above,))
+    return result
 
 
 def _run_one(
@@ -120,7 +79,7 @@ def _run_one(
         directory.check_inputs("files", setup.input_hashes(recipe, loaded.base))
         if directory.finished:
             reporter.note(f"{name}: already finished, nothing to do")
-            return directory.model
+            return directory.result
         with build(recipe, loaded.base, directory, reporter) as built:
             directory.check_inputs("loaded", built.fingerprints)
             for opened in (directory, *above):
@@ -142,5 +101,5 @@ def evaluate(
     prompts = setup.load_heldout(recipe, policy, base, file=data, toolbox=toolbox)[: rows or recipe.evaluation.rows]
     sampler = policy.sampler(max_batch=recipe.sampler.max_batch, progress=sampler_progress(watcher))
     with Scorer(named.functions) as scorer:
-        judges = Judges(scorer, named.models(recipe, None), toolbox.specs)
+        judges = Judges(scorer, named.models(recipe.dtype), toolbox.specs)
         return make_evaluator(recipe, policy, sampler, toolbox, judges, prompts).run(0)

@@ -4,7 +4,7 @@ recipe.yaml       the file as the user wrote it            resolved.json   every
 environment.json  versions, processor, threads             metrics.jsonl   one line per step
 events.jsonl      everything else worth knowing, with time inputs.json     sha256 of data, rewards, tools, weights
 rollouts/         step-000010.jsonl.gz, one line per group summary.json    written last: marks the run finished
-checkpoints/      see `checkpoint`                         model/          the result
+checkpoints/      see `checkpoint`                         model/          the result; of `pairs`: pairs.jsonl, heldout.jsonl
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import shutil
 import socket
 import sys
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
@@ -27,6 +28,7 @@ from typing import Any
 
 from postgrad.errors import RecipeError, RunError
 from postgrad.train.checkpoint import clean_temporary
+from postgrad.train.datasets import HELDOUT, PAIRS
 from postgrad.train.files import write_bytes, write_json, write_text
 from postgrad.train.recipe import Base, Pipeline
 
@@ -47,6 +49,11 @@ class RunDirectory:
     @property
     def model(self) -> Path:
         return self.path / "model"
+
+    @property
+    def result(self) -> Path:
+        """What a finished run is there for: its model, or its file of preference pairs."""
+        return self.path / PAIRS if (self.path / PAIRS).is_file() else self.model
 
     @property
     def finished(self) -> bool:
@@ -86,6 +93,15 @@ class RunDirectory:
         folder.mkdir(exist_ok=True)
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         write_bytes(folder / f"step-{step:06d}.jsonl.gz", gzip.compress(text.encode("utf-8"), compresslevel=5, mtime=0))
+
+    def read_rollouts(self, step: int) -> list[dict[str, Any]]:
+        """What `write_rollouts` wrote. Raises `RunError` when the file is not there any more, or not what was written."""
+        file = self.path / "rollouts" / f"step-{step:06d}.jsonl.gz"
+        try:
+            text = gzip.decompress(file.read_bytes()).decode("utf-8")
+            return [json.loads(line) for line in text.splitlines()]
+        except (OSError, EOFError, zlib.error, ValueError) as error:
+            raise RunError(f"the rollouts of step {step} cannot be read: {error}", where=str(file), hint="run it again") from error
 
     def check_inputs(self, kind: str, hashes: Mapping[str, str]) -> None:
         """Record what the run's numbers depend on, or refuse to continue with something that has changed since it started.
@@ -192,7 +208,7 @@ REPLACED = ".replaced"
 """Where an old run waits until the new one is built: a recipe that cannot start costs nothing."""
 _OURS = frozenset({
     "recipe.yaml", "resolved.json", "environment.json", "inputs.json", "metrics.jsonl", "events.jsonl", "summary.json", "rollouts",
-    "checkpoints", "model", "report.html", "doctor.json", "plots",
+    "checkpoints", "model", PAIRS, HELDOUT, "report.html", "doctor.json", "plots",
 })  # fmt: skip
 
 
@@ -266,6 +282,8 @@ def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, list) and value:
+        value = dict(enumerate(value))
     if isinstance(value, dict):
         items = ((f"{prefix}.{key}" if prefix else str(key), item) for key, item in value.items())
         return {key: leaf for name, item in items for key, leaf in _flat(item, name).items()}

@@ -43,9 +43,22 @@ from postgrad.protocols import SamplingParams
 from postgrad.rewards.load import LoadedReward, check_columns, load_rewards
 from postgrad.rollout import RolloutConfig
 from postgrad.rollout.tools import Toolbox, load_tools
-from postgrad.train.datasets import Dataset, dataset, file_names, open_file, open_rows
+from postgrad.train.datasets import Dataset, data_files, dataset, open_file, open_rows
 from postgrad.train.model_rewards import ModelReward, load_model_reward, names_model
-from postgrad.train.recipe import Base, DPORecipe, PPORecipe, Recipe, Reward, RewardRecipe, RLRecipe, Rollout, SFTRecipe
+from postgrad.train.recipe import (
+    Base,
+    DPORecipe,
+    PPORecipe,
+    Recipe,
+    Reward,
+    RewardRecipe,
+    RLRecipe,
+    Rollout,
+    SampledRecipe,
+    SFTRecipe,
+    Training,
+    TrainingRecipe,
+)
 from postgrad.types import Prompt, TrainRow
 
 
@@ -65,7 +78,7 @@ class Policy:
         return LocalSampler(self.model.model, decode=self.chat.decode, dtype=self.model.autocast, max_batch=max_batch, progress=progress)
 
 
-def load_policy(recipe: Base) -> Policy:
+def load_policy(recipe: Training) -> Policy:
     return _policy(load(recipe.model, adapter=recipe.adapter, dtype=recipe.dtype, seed=recipe.seed), recipe)
 
 
@@ -74,7 +87,7 @@ def load_frozen_policy(model: str, recipe: Base | None = None) -> Policy:
     return _policy(load(model, dtype=recipe.dtype if recipe else "auto", trainable=False), recipe)
 
 
-def load_scalar_policy(recipe: Base) -> Policy:
+def load_scalar_policy(recipe: Training) -> Policy:
     """A model with a scalar head, for reward models."""
     return _policy(load_scalar(recipe.model, adapter=recipe.adapter, dtype=recipe.dtype, seed=recipe.seed), recipe)
 
@@ -95,7 +108,9 @@ def _policy(model: LanguageModel, recipe: Base | None) -> Policy:
     return Policy(model, chat)
 
 
-def make_engine(recipe: Recipe, policy: Policy, *, with_reference: bool, reads: Literal["logprobs", "values"] = "logprobs") -> LocalEngine:
+def make_engine(
+    recipe: TrainingRecipe, policy: Policy, *, with_reference: bool, reads: Literal["logprobs", "values"] = "logprobs"
+) -> LocalEngine:
     """The engine of a run. The reference is made here, before any checkpoint is restored: it is the policy at the start."""
     return LocalEngine(
         policy.model.model, reference=reference_of(policy.model) if with_reference else None, reads=reads, **_engine_options(recipe, policy)
@@ -109,7 +124,7 @@ def make_critic(recipe: PPORecipe, policy: Policy) -> LocalEngine:
     return make_engine(recipe, load_critic(recipe), with_reference=False, reads="values")
 
 
-def _engine_options(recipe: Recipe, policy: Policy) -> dict[str, Any]:
+def _engine_options(recipe: TrainingRecipe, policy: Policy) -> dict[str, Any]:
     optimizer = recipe.optimizer
     return {
         "tokens_per_micro_batch": recipe.batch.tokens_per_micro_batch,
@@ -190,7 +205,7 @@ def as_answers(pairs: Sequence[Pair]) -> list[LabelledAnswer]:
     ]
 
 
-def load_prompts(recipe: RLRecipe, policy: Policy, base: Path, *, toolbox: Toolbox, work: Work = DEFAULT_WORK) -> Dataset[Prompt]:
+def load_prompts(recipe: SampledRecipe, policy: Policy, base: Path, *, toolbox: Toolbox, work: Work = DEFAULT_WORK) -> Dataset[Prompt]:
     """Training and held-out prompts."""
     train, heldout = open_rows(recipe, base)
     return dataset(train, heldout, lambda rows: _prompts(rows, recipe, policy, toolbox, work), seed=recipe.seed)
@@ -204,7 +219,7 @@ def load_heldout(recipe: RLRecipe, policy: Policy, base: Path, *, file: str | No
     return _prompts(rows, recipe, policy, toolbox, DEFAULT_WORK)[0]
 
 
-def _prompts(rows: RowSource, recipe: RLRecipe, policy: Policy, toolbox: Toolbox, work: Work) -> tuple[Sequence[Prompt], DataReport]:
+def _prompts(rows: RowSource, recipe: SampledRecipe, policy: Policy, toolbox: Toolbox, work: Work) -> tuple[Sequence[Prompt], DataReport]:
     data = prepare_prompts(
         rows, policy.chat, max_prompt_tokens=recipe.data.max_length, overlong=recipe.data.overlong, tools=toolbox.specs,
         system=recipe.system, text_prompts=recipe.data.text_prompts, work=work,
@@ -224,13 +239,12 @@ class NamedRewards:
     functions: list[LoadedReward]
     folders: list[tuple[Reward, Path]]
 
-    def models(self, recipe: RLRecipe, policy: Policy | None) -> list[ModelReward]:
-        """With a policy, those that were trained on its base share it."""
-        shared = policy.model if policy is not None and recipe.adapter is not None else None
-        return [load_model_reward(reward, folder, dtype=recipe.dtype, policy=shared) for reward, folder in self.folders]
+    def models(self, dtype: str, policy: LanguageModel | None = None) -> list[ModelReward]:
+        """With a policy that has an adapter, those that were trained on its base share it."""
+        return [load_model_reward(reward, folder, dtype=dtype, policy=policy) for reward, folder in self.folders]
 
 
-def load_recipe_rewards(recipe: RLRecipe, base: Path) -> NamedRewards:
+def load_recipe_rewards(recipe: SampledRecipe, base: Path) -> NamedRewards:
     found = [(reward, names_model(reward, base)) for reward in recipe.rewards]
     functions = load_rewards([reward.model_dump() for reward, folder in found if folder is None], base)
     folders = [(reward, folder) for reward, folder in found if folder is not None]
@@ -275,15 +289,21 @@ def sampling_params(rollout: Rollout, chat: ChatFormat, *, temperature: float | 
 def input_hashes(recipe: Recipe, base: Path) -> dict[str, str]:
     """sha256 of everything local that the run's numbers depend on: data, reward and tool files with the modules beside them that they
     import, reward models, the critic's model."""
-    rewards = recipe.rewards if isinstance(recipe, RLRecipe) else []
-    tools = recipe.tools if isinstance(recipe, SFTRecipe | RLRecipe) else []
+    rewards = recipe.rewards if isinstance(recipe, SampledRecipe) else []
+    tools = recipe.tools if isinstance(recipe, SFTRecipe | SampledRecipe) else []
     code = {item.split(":")[0] for item in [*tools, *(reward.use for reward in rewards)]}
-    paths = {name: base / name for name in (*file_names(recipe.data), *code, *local_imports(sorted(code), base))}
+    paths = data_files(recipe.data, base) | {name: base / name for name in (*code, *local_imports(sorted(code), base))}
     hashes = {name: file_sha256(path) for name, path in sorted(paths.items()) if path.is_file()}
     folders = {reward.use: names_model(reward, base) for reward in rewards}
     if isinstance(recipe, PPORecipe) and recipe.critic.model is not None:
         folders[recipe.critic.model] = Path(recipe.critic.model)
-    return hashes | {Path(name).name: _folder_sha256(folder) for name, folder in folders.items() if folder is not None and folder.is_dir()}
+    return hashes | {_short(name): _folder_sha256(folder) for name, folder in folders.items() if folder is not None and folder.is_dir()}
+
+
+def _short(name: str) -> str:
+    """A model's name that stays when a run is moved: the folder's own, with the stage's before `model`."""
+    path = Path(name)
+    return "/".join(path.parts[-2:]) if path.name == "model" else path.name
 
 
 def _folder_sha256(folder: Path) -> str:
