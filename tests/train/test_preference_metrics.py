@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from postgrad.protocols import BackwardResult
-from postgrad.train.preference_metrics import LN2, WINDOW, Watch, evaluation_metrics, gains, step_metrics
+from postgrad.rewards.doctor.preference import LN2
+from postgrad.train.preference_metrics import WINDOW, Watch, evaluation_metrics, gains, step_metrics
 from postgrad.train.recipe import DPOLoss
 from postgrad.types import TrainRow
 

@@ -159,6 +159,21 @@ def evaluate(
 
 
 @app.command()
+def doctor(
+    run: Annotated[Path, typer.Argument(help="A run directory, a .jsonl of rollouts, TRL's output_dir, or verl's rollout_data_dir.")],
+    outcome: Annotated[
+        list[str] | None, typer.Option(help="Name of the reward that is the task itself, where the file does not say.")
+    ] = None,
+    weight: Annotated[list[str] | None, typer.Option(help="NAME=NUMBER, where the file does not say; repeat for several.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+) -> None:
+    """What the rollouts of a run say about its rewards; exit code 4 when something is critical."""
+    from postgrad.cli.doctor import run_doctor
+
+    run_doctor(run, outcome=outcome or [], weights=weight or [], json_output=json_output)
+
+
+@app.command()
 def formulas(json_output: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False) -> None:
     """The articles' cheat sheet, each line computed now by the function it names."""
     from postgrad.cli.formulas import run_formulas

@@ -191,3 +191,27 @@ def _grouped(values: ArrayLike, group_size: int) -> Floats:
     if group_size < 1 or len(array) % group_size:
         raise ValueError(f"{len(array)} rollouts are no whole groups of {group_size}")
     return array.reshape(-1, group_size, *array.shape[1:])
+
+
+def recomputed_advantages(
+    values: ArrayLike,
+    weights: ArrayLike,
+    *,
+    group_size: int,
+    scale: Scale,
+    normalize: Normalize = "sum_then_normalize",
+    eps: float = 1e-4,
+) -> Floats:
+    """Advantages [N] from rewards alone, as `split_advantages` explains them: what other weights would have given the same rollouts.
+
+    >>> recomputed_advantages([[1.0], [0.0], [np.nan]], [2.0], group_size=3, scale="none").tolist()
+    [1.0, -1.0, 0.0]
+    """
+    array, weight = _checked(values, weights)
+    shares = (
+        _shares_of_sum(array, weight, group_size, scale, eps)
+        if normalize == "sum_then_normalize"
+        else _shares_of_normalized(array, weight, group_size, eps)
+    )
+    total: Floats = shares.sum(axis=1)
+    return total

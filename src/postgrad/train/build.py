@@ -14,6 +14,7 @@ from postgrad.rewards.score import Scorer
 from postgrad.rollout.tools import Toolbox, load_tools
 from postgrad.train import setup
 from postgrad.train.datasets import Dataset
+from postgrad.train.doctor import RewardWatch
 from postgrad.train.dpo import DPO
 from postgrad.train.evaluate import Evaluator
 from postgrad.train.grpo import GRPO, GRPOParts
@@ -206,7 +207,13 @@ def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter
         scorer=shared.judges,
         prompts=shared.data.train,
         evaluator=_evaluator(recipe, shared),
-        record=Recorder(directory, reporter, shared.judges.rewards, loss_settings(recipe.loss, recipe.rollout).scale),
+        record=Recorder(
+            directory,
+            reporter,
+            shared.judges.rewards,
+            loss_settings(recipe.loss, recipe.rollout).scale,
+            RewardWatch.of(recipe, shared.judges.rewards, directory, reporter),
+        ),
     )
     notes = grpo_notes(recipe, shared.judges.rewards, shared.policy)
     return Built(GRPO(recipe, parts), [*shared.data.notes, *notes], shared.policy)
@@ -225,7 +232,7 @@ def build_ppo(recipe: PPORecipe, base: Path, directory: RunDirectory, reporter: 
         scorer=shared.judges,
         prompts=shared.data.train,
         evaluator=_evaluator(recipe, shared),
-        record=IterationRecorder(directory, reporter),
+        record=IterationRecorder(directory, reporter, RewardWatch.of(recipe, shared.judges.rewards, directory, reporter)),
         note=reporter.note,
     )
     return Built(PPO(recipe, parts), shared.data.notes, shared.policy)

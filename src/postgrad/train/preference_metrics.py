@@ -5,7 +5,6 @@ Finding D1: both log-probs fall while the margin rises; the loss is stuck at ln 
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,13 +14,14 @@ from torch import Tensor
 
 from postgrad import formulas
 from postgrad.protocols import BackwardResult
+from postgrad.rewards.doctor.observed import WINDOW_STEPS
+from postgrad.rewards.doctor.preference import dpo_notes
 from postgrad.train.recipe import DPOLoss
 from postgrad.train.statistics import wilson
 from postgrad.types import TrainRow
 
-WINDOW = 20
+WINDOW = WINDOW_STEPS
 """Steps whose means the findings look at."""
-LN2 = math.log(2.0)
 PAIR_SUMS = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected")
 
 
@@ -79,25 +79,10 @@ class Watch:
                     self._note(f"step {step}: {text}")
 
     def _findings(self) -> list[tuple[str, str]]:
-        """(name, what it is and what to do), over the window. Reference-free losses have no rewards to fall."""
-        means = {name: sum(step[name] for step in self._steps) / WINDOW for name in self._steps[0]}
-        found = []
-        accuracy, margin = means["rewards/accuracies"], means["rewards/margins"]
-        if self._loss.kinds.keys() & {"sigmoid"} and all(abs(step["loss"] - LN2) < 1e-3 for step in self._steps):
-            text = f"the loss has been ln 2 = {LN2:.4f} for {WINDOW} steps: nothing is learned; raise optimizer.learning_rate"
-            found.append(("stuck", text))
-        if means["rewards/chosen"] < 0 < margin and self._loss.needs_reference:
-            nats = -means["rewards/chosen"] / self._loss.beta
-            text = (
-                f"the chosen answers have become {nats:.1f} nats less likely than at the start, while the margin grew to {margin:.3f}: "
-                "the rejected ones fall faster. That is usual for DPO; a term on the chosen answers holds them up "
-                "(loss.kind: {sigmoid: 1.0, sft: 0.2})"
-            )
-            found.append(("both_fall", text))
-        if accuracy > 0.99 and means["loss"] < 0.05:
-            text = f"the preference is learned ({100 * accuracy:.0f} % right, loss {means['loss']:.3f}): more steps only widen the margin"
-            found.append(("saturated", text))
-        return found
+        """(name, what it is and what to do), over the window."""
+        loss = self._loss
+        notes = dpo_notes(list(self._steps), sigmoid="sigmoid" in loss.kinds, needs_reference=loss.needs_reference, beta=loss.beta)
+        return [(note.name, note.text) for note in notes]
 
     def state(self) -> dict[str, Any]:
         return {"steps": list(self._steps), "said": self._said}

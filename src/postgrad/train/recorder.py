@@ -1,4 +1,4 @@
-"""Writes what happened in a batch: the rollout file, every reward failure, and each note once."""
+"""Writes what happened in a batch: the rollout file, every reward failure, each note once, and what the doctor finds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from postgrad.rewards.advice import Declared, observed_notes
+from postgrad.train.doctor import RewardWatch
 from postgrad.train.experience import Experience
 from postgrad.train.judged import JudgedGroup
 from postgrad.train.judging import Scored
@@ -20,16 +21,19 @@ class IterationRecorder:
 
     directory: RunDirectory
     reporter: Reporter
+    watch: RewardWatch
     said: set[str] = field(default_factory=set)
 
     def __call__(self, step: int, experience: Experience) -> None:
-        self.directory.write_rollouts(step, experience.records(step))
+        records = experience.records(step)
+        self.directory.write_rollouts(step, records)
         for failure in experience.raw.scores.failures:
             self.directory.event("reward_failure", step=step, **asdict(failure))
             kind = f"failure {failure.reward} {failure.kind}"
             if kind not in self.said:
                 self.said.add(kind)
                 self.reporter.note(f"reward {failure.reward} failed at {failure.row}: {failure.message}")
+        self.watch(step, records, experience.raw.scores.failures)
 
 
 @dataclass
@@ -38,15 +42,18 @@ class Recorder:
     reporter: Reporter
     rewards: Sequence[Declared]
     scale: AdvantageScale
+    watch: RewardWatch
     said: set[str] = field(default_factory=set)
 
     def __call__(self, step: int, scored: Scored, judged: Sequence[JudgedGroup]) -> None:
-        self.directory.write_rollouts(step, [group.record(step) for group in judged])
+        records = [group.record(step) for group in judged]
+        self.directory.write_rollouts(step, records)
         for failure in scored.scores.failures:
             self.directory.event("reward_failure", step=step, **asdict(failure))
             self._once(f"failure {failure.reward} {failure.kind}", f"reward {failure.reward} failed at {failure.row}: {failure.message}")
         for note in observed_notes(self.rewards, scored.scores, scale=self.scale):
             self._once(note.id, note.message)
+        self.watch(step, records, scored.scores.failures)
 
     def _once(self, kind: str, text: str) -> None:
         if kind not in self.said:

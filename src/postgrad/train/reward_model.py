@@ -19,6 +19,7 @@ from torch import Tensor
 from postgrad import formulas
 from postgrad.data import Pair
 from postgrad.protocols import Engine, LossFunction, Rows
+from postgrad.rewards.doctor.preference import FEWEST_PAIRS, reward_model_notes
 from postgrad.train.loop import Timer
 from postgrad.train.order import CountedBatches
 from postgrad.train.pairs import scored_row, sides_of
@@ -27,9 +28,6 @@ from postgrad.train.schedule import learning_rate
 from postgrad.train.setup import Policy
 from postgrad.train.statistics import spearman, wilson
 from postgrad.types import TrainRow
-
-FEWEST = 20
-"""Held-out pairs below which no finding is made of them."""
 
 
 def score_rows(pairs: Sequence[Pair]) -> list[TrainRow]:
@@ -171,23 +169,7 @@ def calibration_error(margins: Sequence[float], bins: int = 10) -> float:
 
 
 def reward_model_findings(metrics: Mapping[str, float]) -> list[str]:
-    """M1: what the held-out pairs say about the finished model; nothing about fewer than `FEWEST` of them."""
-    if metrics["eval/pairs"] < FEWEST:
-        return [f"{metrics['eval/pairs']:.0f} held-out pairs are too few to judge the reward model by; hold out at least {FEWEST}"]
-    found = []
-    low, high = metrics["eval/accuracy_low"], metrics["eval/accuracy_high"]
-    shown = f"held-out accuracy {100 * metrics['eval/accuracy']:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
-    if low <= 0.5:
-        found.append(f"{shown} is not clear of chance (50 %): do not train a policy on this reward; more pairs, or a larger model")
-    if abs(metrics["eval/length_correlation"]) > 0.6:
-        found.append(
-            f"scores follow the answers' length (Spearman ρ = {metrics['eval/length_correlation']:.2f}): a policy would learn length; "
-            "balance the pairs by length"
-        )
-    if metrics["eval/calibration_error"] > 0.15:
-        found.append(
-            f"σ(margin) is off by {100 * metrics['eval/calibration_error']:.0f} % on average: use the order of scores, not their size"
-        )
-    if abs(metrics["eval/mean_reward"]) > 3 * max(metrics["eval/reward_std"], 1e-6):
-        found.append("scores have drifted far from 0 compared with their spread: a larger loss.center_coef (0.01 is usual) holds them")
-    return found
+    """M1: what the held-out pairs say about the finished model; nothing about fewer than `FEWEST_PAIRS` of them."""
+    if metrics["eval/pairs"] < FEWEST_PAIRS:
+        return [f"{metrics['eval/pairs']:.0f} held-out pairs are too few to judge the reward model by; hold out at least {FEWEST_PAIRS}"]
+    return [note.text for note in reward_model_notes(metrics)]

@@ -18,6 +18,7 @@ from postgrad.rewards.score import Scorer
 from postgrad.rollout.tools import load_tools
 from postgrad.train import setup
 from postgrad.train.build import build, make_evaluator, sampler_progress
+from postgrad.train.doctor import write_diagnosis
 from postgrad.train.evaluate import Evaluation
 from postgrad.train.loop import Reporter, SilentReporter, fit
 from postgrad.train.model_rewards import Judges
@@ -84,7 +85,9 @@ def _run_one(
             directory.check_inputs("loaded", built.fingerprints)
             for opened in (directory, *above):
                 opened.begin()
-            return fit(built.method, directory, recipe, reporter, name=name, notes=built.notes)
+            model = fit(built.method, directory, recipe, reporter, name=name, notes=built.notes)
+        write_diagnosis(recipe, directory, reporter)
+        return model
 
 
 def evaluate(
