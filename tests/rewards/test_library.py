@@ -38,7 +38,7 @@ def test_every_shipped_reward_declares_itself():
         assert declared.claim, name
         assert declared.range, name
         assert function.__doc__, name
-        assert call_form(function).style == "rollout"
+        assert call_form(function).style == ("rollouts" if declared.group else "rollout"), name
 
 
 # ---- numbers
