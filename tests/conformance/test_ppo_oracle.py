@@ -123,6 +123,7 @@ class PerToken(torch.nn.Module):
         {"kl_coef": 0.3, "kl_estimator": "k3", "gamma": 0.9, "lam": 0.8},
         {"missing_end_penalty": 1.5, "whiten_rewards": True},
         {"kl_in": "loss", "kl_estimator": "k3", "entropy_coef": 0.3},
+        {"cut": "score", "missing_end_penalty": 0.5},
     ],
     ids=lambda options: "-".join(options) or "defaults",
 )
@@ -130,7 +131,7 @@ def test_an_iteration_is_what_the_definitions_say(models, options, scores):
     actor, critic, reference = models
     whole = recipe(**({"kl_coef": 0.2, "clip": 0.1, "value_clip": 0.05} | options))
     given = whole.loss
-    raw = experience_of(GROUPS, scores, missing_end_penalty=given.missing_end_penalty)
+    raw = experience_of(GROUPS, scores, missing_end_penalty=given.missing_end_penalty, cut=given.cut)
     engine = LocalEngine(actor, tokens_per_micro_batch=12)
     values_engine = LocalEngine(critic, tokens_per_micro_batch=12, reads="values")
     with torch.no_grad():
@@ -140,9 +141,8 @@ def test_an_iteration_is_what_the_definitions_say(models, options, scores):
     old_engine = engine.logprobs(raw.policy_rows)
     assert np.allclose(np.concatenate(old_engine), np.concatenate(now), atol=1e-9)
     engine_values = values_engine.values(raw.value_rows)
-    expected_values = [
-        [*v.tolist(), last.item()] if r.stop.truncated else v.tolist() for r, (v, last) in zip(ROLLOUTS, valued, strict=True)
-    ]
+    unfinished = [rollout.stop.truncated and given.cut == "bootstrap" for rollout in ROLLOUTS]
+    expected_values = [[*v.tolist(), last.item()] if cut else v.tolist() for cut, (v, last) in zip(unfinished, valued, strict=True)]
     assert np.allclose(np.concatenate(engine_values), np.concatenate(expected_values), atol=1e-9)
     in_reward = given.kl_coef if given.kl_in == "reward" else 0.0
     experience = raw.finished(old_engine, base, engine_values, loss=given, kl_coef=in_reward)
@@ -157,16 +157,16 @@ def test_an_iteration_is_what_the_definitions_say(models, options, scores):
             sizes = [len(segment.token_ids) for segment in rollout.segments if segment.source is MODEL]
             for turn, earned in enumerate(TURNS[number]):
                 row[sum(sizes[: turn + 1]) - 1] += earned
-        else:
+        elif not unfinished[number]:
             row[-1] += total
         rewards.append(row)
     if given.whiten_rewards:
         each = np.concatenate(rewards)
         spread = math.sqrt(each.var(ddof=1) + 1e-8)
         rewards = [[(r - each.mean()) / spread + each.mean() for r in row] for row in rewards]
-    for rollout, row, (value, last) in zip(ROLLOUTS, rewards, valued, strict=True):
+    for cut, row, (value, last) in zip(unfinished, rewards, valued, strict=True):
         v = value.tolist()
-        advantage = gae_by_hand(row, v, given.gamma, given.lam, last.item() if rollout.stop.truncated else 0.0)
+        advantage = gae_by_hand(row, v, given.gamma, given.lam, last.item() if cut else 0.0)
         advantages.append(advantage)
         returns.append([a + b for a, b in zip(advantage, v, strict=True)])
     flat = np.concatenate(advantages)

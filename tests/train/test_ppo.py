@@ -73,16 +73,32 @@ def test_the_score_sits_on_the_last_sampled_token_and_the_kl_on_each():
     assert experience.returns.tolist() == [[pytest.approx(2.0 - 0.1 * 0.5 + 0.1 * 0.5), pytest.approx(2.0 + 0.1 * 0.5)]]
 
 
-def test_a_cut_rollout_is_bootstrapped_and_penalised_by_its_stop_reason():
-    """trl#5338, trl#6802: the penalty looked for an id. The critic is read once more, behind the last sampled token."""
-    raw = one_group(PLAIN, CUT, totals=[1.0, 1.0])
-    assert raw.totals == [1.0, 0.5]
-    assert [row.trained_tokens for row in raw.value_rows] == [2, 3]
+def test_what_a_cut_rollout_is_worth():
+    """trl#5338, trl#6802: the penalty looked for an id. By its stop reason a cut rollout loses the penalty; the critic, read once more
+    behind the last sampled token, stands in the place of its score. Both together would pay for being cut."""
     loss = PPOLoss(gamma=1.0, lam=1.0, whiten_advantages=False)
-    values = [[0.0, 0.0], [0.0, 0.0, 7.0]]
-    experience = raw.finished([[-1.0, -1.0]] * 2, None, values, loss=loss, kl_coef=0.0)
-    assert experience.returns.tolist() == [[1.0, 1.0], [7.5, 7.5]]
-    assert experience.values.tolist() == [[0.0, 0.0]] * 2
+    stuck = replace(PLAIN, stop=StopReason.INVALID_CALLS)
+    raw = one_group(PLAIN, CUT, stuck, totals=[1.0, 1.0, 1.0])
+    assert raw.totals == [1.0, 0.5, 0.5]
+    assert [row.trained_tokens for row in raw.value_rows] == [2, 3, 2]
+    values = [[0.0, 0.0], [0.0, 0.0, 7.0], [0.0, 0.0]]
+    experience = raw.finished([[-1.0, -1.0]] * 3, None, values, loss=loss, kl_coef=0.0)
+    assert experience.returns.tolist() == [[1.0, 1.0], [6.5, 6.5], [0.5, 0.5]]
+    assert experience.values.tolist() == [[0.0, 0.0]] * 3
+    assert experience.scores.tolist() == [1.0, 0.5, 0.5]
+
+    scores = Scores(("r",), (1.0,), ("outcome",), np.asarray([[1.0]]), 1)
+    scored = experience_of([Group(Prompt("r:1", ()), (CUT,))], scores, missing_end_penalty=0.5, cut="score")
+    assert scored.finished([[-1.0, -1.0]], None, [[0.0, 0.0]], loss=loss, kl_coef=0.0).returns.tolist() == [[0.5, 0.5]]
+
+
+def test_a_cut_rollout_keeps_what_its_turns_earned():
+    cut = replace(TOOLS, stop=StopReason.TURNS)
+    scores = Scores(("steps",), (1.0,), ("shaping",), np.asarray([[1.5]]), 1, turns={"steps": {0: [0.5, 1.0]}})
+    raw = experience_of([Group(Prompt("r:1", ()), (cut,))], scores, missing_end_penalty=0.0)
+    loss = PPOLoss(gamma=1.0, lam=1.0, whiten_advantages=False)
+    experience = raw.finished([[-1.0, -1.0]], None, [[0.0, 0.0, 0.25]], loss=loss, kl_coef=0.0)
+    assert experience.returns.tolist() == [[1.75, 1.25]]
 
 
 def test_rollouts_without_a_score_take_no_part_and_none_at_all_is_an_error():

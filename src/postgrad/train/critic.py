@@ -13,6 +13,9 @@ WINDOW = 10
 USELESS = 0.05
 """A critic that explains less of the returns than this is no better a baseline than their mean."""
 
+SETTLED = 0.1
+"""Share of the widest spread of returns below which there is nothing left to explain: the policy earns (nearly) the same everywhere."""
+
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:
     """1 − Var(returns − values) / Var(returns): 1 is a perfect critic, 0 one that knows only the mean, below 0 one that is worse than that.
@@ -34,9 +37,12 @@ class CriticWatch:
         self._warmup, self._note = warmup_steps, note
         self._seen: deque[float] = deque(maxlen=WINDOW)
         self._said = False
+        self._widest = 0.0
 
     def see(self, step: int, metrics: Mapping[str, float]) -> None:
-        if step <= self._warmup or metrics["val/returns_std"] == 0.0:
+        spread = metrics["val/returns_std"]
+        self._widest = max(self._widest, spread)
+        if step <= self._warmup or spread <= SETTLED * self._widest:
             return
         self._seen.append(metrics["val/explained_variance"])
         explained = sum(self._seen) / WINDOW
@@ -49,8 +55,9 @@ class CriticWatch:
             )
 
     def state(self) -> dict[str, Any]:
-        return {"seen": list(self._seen), "said": self._said}
+        return {"seen": list(self._seen), "said": self._said, "widest": self._widest}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._seen = deque(state["seen"], maxlen=WINDOW)
         self._said = bool(state["said"])
+        self._widest = float(state["widest"])

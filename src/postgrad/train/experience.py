@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,6 +30,10 @@ from postgrad.types import Group, Rollout, StopReason, TrainRow
 KL = {"k1": formulas.kl_k1, "k2": formulas.kl_k2, "k3": formulas.kl_k3}
 """Estimators of KL(policy ‖ reference) per token."""
 
+Cut = Literal["bootstrap", "score"]
+OUT_OF_ROOM = frozenset({StopReason.TURN_TOKENS, StopReason.TOTAL_TOKENS, StopReason.TURNS})
+"""Ends that came too early. After `INVALID_CALLS` more room would not have helped: its score counts."""
+
 
 @dataclass(frozen=True)
 class RawExperience:
@@ -37,7 +41,9 @@ class RawExperience:
 
     totals: each rollout's score, less the penalty of a cut one. turn_rewards: what rewards that judge each turn paid for each turn of it;
     their sum is a part of the total.
-    value_rows: the same rows; the last row of a cut rollout is read once more after its last token.
+    unfinished: a limit cut the rollout and the critic says what would have come: `last_rewards` then holds no score.
+    last_rewards: what the last sampled token earns besides its turn.
+    value_rows: the same rows; the last row of an unfinished rollout is read once more after its last token.
     """
 
     groups: Sequence[Group]
@@ -45,6 +51,8 @@ class RawExperience:
     rollouts: list[Rollout]
     totals: list[float]
     turn_rewards: list[list[float]]
+    unfinished: list[bool]
+    last_rewards: list[float]
     rows_of_rollout: list[list[int]]
     policy_rows: list[TrainRow]
     value_rows: list[TrainRow]
@@ -53,7 +61,7 @@ class RawExperience:
         self, old: Sequence[Sequence[float]], reference: Sequence[Sequence[float]] | None, values: Sequence[Sequence[float]], *,
         loss: PPOLoss, kl_coef: float,
     ) -> Experience:  # fmt: skip
-        """`old`, `reference`: per row, log-probs of its sampled tokens. `values`: per row, the critic's, with one more for cut rollouts."""
+        """`old`, `reference`: per row, log-probs of its sampled tokens. `values`: per row, the critic's; one more if unfinished."""
         mask = self._padded([[1.0] * len(self._joined(old, index)) for index in range(len(self.rollouts))]).bool()
         by_token = self._padded([self._joined(old, index) for index in range(len(self.rollouts))])
         value, bootstrap = self._values(values, mask)
@@ -62,8 +70,8 @@ class RawExperience:
             by_reference = self._padded([self._joined(reference, index) for index in range(len(self.rollouts))])
             kl = KL[loss.kl_estimator](by_token, by_reference, mask)
         scores = torch.tensor(self.totals, dtype=torch.float64)
-        by_turn = self._at_the_end_of_turns(mask)
-        rewards = formulas.token_rewards(scores - by_turn.sum(1), mask, kl, kl_coef=kl_coef) + by_turn
+        last = torch.tensor(self.last_rewards, dtype=torch.float64)
+        rewards = formulas.token_rewards(last, mask, kl, kl_coef=kl_coef) + self._at_the_end_of_turns(mask)
         if loss.whiten_rewards:
             rewards = formulas.whiten(rewards, mask, center=False)
         advantages, returns = formulas.gae(rewards, value, mask, gamma=loss.gamma, lam=loss.lam, bootstrap=bootstrap)
@@ -80,11 +88,10 @@ class RawExperience:
         return torch.tensor([[*values, *[0.0] * (width - len(values))] for values in lists], dtype=torch.float64)
 
     def _values(self, values: Sequence[Sequence[float]], mask: Tensor) -> tuple[Tensor, Tensor]:
-        """(values [B, T], bootstrap [B]): 0 after the end of a rollout that ended by itself."""
-        joined = [self._joined(values, index) for index in range(len(self.rollouts))]
-        cut = [rollout.stop.truncated for rollout in self.rollouts]
-        bootstrap = torch.tensor([row[-1] if was_cut else 0.0 for row, was_cut in zip(joined, cut, strict=True)], dtype=torch.float64)
-        return self._padded([row[:-1] if was_cut else row for row, was_cut in zip(joined, cut, strict=True)]), bootstrap
+        """(values [B, T], bootstrap [B]): 0 after the end of a finished rollout."""
+        joined = [(self._joined(values, index), unfinished) for index, unfinished in enumerate(self.unfinished)]
+        after = torch.tensor([row[-1] if unfinished else 0.0 for row, unfinished in joined], dtype=torch.float64)
+        return self._padded([row[:-1] if unfinished else row for row, unfinished in joined]), after
 
     def _at_the_end_of_turns(self, mask: Tensor) -> Tensor:
         """[B, T]: what each turn earned by itself, on its last sampled token."""
@@ -168,23 +175,28 @@ class Experience:
         }
 
 
-def experience_of(groups: Sequence[Group], scores: Scores, *, missing_end_penalty: float) -> RawExperience:
+def experience_of(groups: Sequence[Group], scores: Scores, *, missing_end_penalty: float, cut: Cut = "bootstrap") -> RawExperience:
     """The rollouts that count: scored, sampled at least one token, and not spoiled by the infrastructure.
 
-    A rollout that a limit cut loses `missing_end_penalty` from its score. Raises `RunError` when none counts.
+    A rollout that a limit cut loses `missing_end_penalty`. With `cut: bootstrap` the critic's value after its last token stands in the
+    place of its score, which judged half an answer; paying both would reward being cut. Raises `RunError` when none counts.
     """
-    raw = RawExperience(groups, scores, [], [], [], [], [], [])
+    raw = RawExperience(groups, scores, [], [], [], [], [], [], [], [])
     number = 0
     for index, group in enumerate(groups):
         one_prompt = len({rollout.segments[0].token_ids for rollout in group.rollouts}) == 1
         for rollout in group.rollouts:
-            total, earned = float(scores.totals[number]), _earned_by_turns(scores, number, len(rollout.turn_lengths))
+            total, earned = float(scores.totals[number]), _earned_by_turns(scores, number, rollout.turns)
             number += 1
             if rollout.stop is StopReason.INFRASTRUCTURE or math.isnan(total) or not rollout.sampled_tokens:
                 continue
-            raw.totals.append(total - missing_end_penalty * rollout.stop.truncated)
+            penalty = missing_end_penalty * rollout.stop.truncated
+            unfinished = cut == "bootstrap" and rollout.stop in OUT_OF_ROOM
+            raw.totals.append(total - penalty)
             raw.turn_rewards.append(earned)
-            _append(raw, index if one_prompt else None, rollout)
+            raw.unfinished.append(unfinished)
+            raw.last_rewards.append((0.0 if unfinished else total - sum(earned)) - penalty)
+            _append(raw, index if one_prompt else None, rollout, unfinished=unfinished)
     if not raw.rollouts:
         raise RunError("no rollout of this iteration has a reward", hint="look at the reward failures in events.jsonl")
     return raw
@@ -198,14 +210,14 @@ def _earned_by_turns(scores: Scores, rollout: int, turns: int) -> list[float]:
     return list(map(float, earned))
 
 
-def _append(raw: RawExperience, group: int | None, rollout: Rollout) -> None:
+def _append(raw: RawExperience, group: int | None, rollout: Rollout, *, unfinished: bool) -> None:
     rows = [row for row in rows_of(group, rollout, 0.0) if row.trained_tokens]
     first = len(raw.policy_rows)
     raw.rollouts.append(rollout)
     raw.rows_of_rollout.append(list(range(first, first + len(rows))))
     raw.policy_rows.extend(replace(row, per_token={}, per_row={}) for row in rows)
     values = [replace(row, per_token={}, per_row={}) for row in rows]
-    if rollout.stop.truncated:
+    if unfinished:
         values[-1] = _read_after_the_last_token(values[-1])
     raw.value_rows.extend(values)
 

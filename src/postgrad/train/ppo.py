@@ -4,7 +4,8 @@
 
 ①  `rollout.agent.collect`, as in GRPO; tool results and prompts are no time steps.
 ②  Reward functions and reward models, as in GRPO; a rollout that a limit cut loses `missing_end_penalty`, by its stop reason.
-③  The critic's value before each sampled token; for a cut rollout also the value after its last one, which stands for the rest (bootstrap).
+③  The critic's value before each sampled token; for a cut rollout also the value after its last one, which stands in the place of its
+    score (bootstrap; docs/decisions/0005).
 ④  r_t = −kl_coef·KL_t, plus the score on the last sampled token (what a turn earned by itself, on the turn's last); `formulas.gae`;
     advantages are whitened over all sampled tokens.
 ⑤  `formulas.clipped_surrogate` for the actor, `formulas.clipped_value_loss` for the critic, several epochs of minibatches.
@@ -175,7 +176,7 @@ class PPO:
     def _experience(self, groups: Sequence[Group], scores: Any) -> Experience:
         """Old log-probs, reference log-probs and values, all from before the first update; then advantages and returns."""
         temperature = self.recipe.rollout.temperature
-        rows = experience_of(groups, scores, missing_end_penalty=self.recipe.loss.missing_end_penalty)
+        rows = experience_of(groups, scores, missing_end_penalty=self.recipe.loss.missing_end_penalty, cut=self.recipe.loss.cut)
         with self.timer.part("logprobs"):
             old = self.parts.actor.logprobs(rows.policy_rows, temperature=temperature)
             reference = (

@@ -516,7 +516,10 @@ class PPOLoss(Section):
     adaptive_kl_horizon: Positive = 10000.0
     """Rollouts over which the coefficient may change by its largest step."""
     missing_end_penalty: NonNegative = 0.0
-    """Taken from the score of a rollout that a limit cut."""
+    """Taken from what a rollout that a limit cut earns."""
+    cut: Literal["bootstrap", "score"] = "bootstrap"
+    """What a rollout that ran out of tokens or turns is worth: what the critic expects after its last token, in the place of its score
+    (what it earned turn by turn stays); or its score, as if it had ended there."""
     target_kl: Positive | None = None
     """Updates of an iteration end when the approximate KL to the policy that sampled exceeds this."""
 
@@ -610,9 +613,7 @@ SampledRecipe = RLRecipe | PairsRecipe
 TrainingRecipe = SFTRecipe | RewardRecipe | DPORecipe | RLRecipe
 """Methods that write a model."""
 Recipe = TrainingRecipe | PairsRecipe
-METHODS: dict[
-    str, type[SFTRecipe] | type[PairsRecipe] | type[RewardRecipe] | type[DPORecipe] | type[PPORecipe] | type[GRPORecipe]
-] = {
+METHODS: dict[str, type[SFTRecipe] | type[PairsRecipe] | type[RewardRecipe] | type[DPORecipe] | type[PPORecipe] | type[GRPORecipe]] = {
     "sft": SFTRecipe,
     "pairs": PairsRecipe,
     "reward": RewardRecipe,
