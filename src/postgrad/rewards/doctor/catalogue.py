@@ -15,7 +15,7 @@ RULES: Mapping[str, Rule] = {
         Rule("R3", "signal share", "shaping's share of the advantages; a reward with less than .02 is dead",
              Levels(0.5, 0.7, 0.9), "trl#4785"),
         Rule("R4", "sacrificed objective", "windows in a row in which training pushes a reward down (bootstrap over groups, 95 %)",
-             Levels(0.5, 2.5, 9.5), "arXiv 2602.06869"),
+             Levels(1, 3, 10, inclusive=True), "arXiv 2602.06869"),
         Rule("R5", "conflict", "correlation of two rewards within groups", Levels(-0.3, -0.5, -0.7, below=True), "trl#3857"),
         Rule("R6", "redundancy", "R² of a reward on those that agree with it, within groups", Levels(0.6, 0.8, 0.95), ""),
         Rule("R7", "rank inversion", "share of pairs within a group in which the worse outcome has the higher total",
@@ -38,9 +38,18 @@ RULES: Mapping[str, Rule] = {
              "while the one rises and the other does not", Levels(0.10, 0.15, 0.30), "arXiv 2210.10760"),
         Rule("R19", "non-finite", "any number that is NaN or infinite", None, "trl#6702"),
         Rule("P1", "critic", "explained variance of the returns, over the second half of the run", Levels(0.2, 0.05, -0.5, below=True),
-             "arXiv 1707.06347"),
+             ""),
         Rule("D1", "preference loss", "stuck at ln 2; both log-probs fall; saturated; length of chosen against rejected", None,
              "arXiv 2402.13228"),
         Rule("M1", "reward model", "held-out accuracy, scores that follow length, calibration, drift", None, "arXiv 2310.03716"),
     )
 }  # fmt: skip
+
+
+def table() -> str:
+    """The rules as the table of docs/doctor.md."""
+    lines = ["| id | what | looks at | note / warning / critical | see |", "|---|---|---|---|---|"]
+    for rule in RULES.values():
+        limits = "–" if rule.levels is None else rule.levels.shown()
+        lines.append(f"| {rule.id} | {rule.title} | {rule.looks_at.replace('|', chr(92) + '|')} | {limits} | {rule.reference} |")
+    return "\n".join(lines) + "\n"

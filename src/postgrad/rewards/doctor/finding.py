@@ -23,22 +23,26 @@ SEVERITIES: tuple[Severity, ...] = ("info", "warn", "critical")
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """From where on a value is worth a note, a warning, or is critical. `below`: low values are bad. The limit itself is still good."""
+    """From where on a value is worth a note, a warning, or is critical. The limit itself is still good.
+
+    below: low values are bad. inclusive: the limit itself counts (for counts).
+    """
 
     info: float
     warn: float = math.inf
     critical: float = math.inf
     below: bool = False
+    inclusive: bool = False
 
     def level(self, value: float) -> int:
         """0 = nothing, 1 = info, 2 = warn, 3 = critical; NaN is nothing."""
         limits = (self.info, self.warn, self.critical)
         if self.below:
             return sum(value < limit for limit in limits if math.isfinite(limit))
-        return sum(value > limit for limit in limits)
+        return sum(value >= limit if self.inclusive else value > limit for limit in limits)
 
     def shown(self) -> str:
-        sign = "<" if self.below else ">"
+        sign = "<" if self.below else "≥" if self.inclusive else ">"
         return f"{sign} " + " / ".join(f"{limit:g}" if math.isfinite(limit) else "–" for limit in (self.info, self.warn, self.critical))
 
 

@@ -8,7 +8,7 @@ verl   `trainer.rollout_data_dir` gets STEP.jsonl with input, output, gts, score
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,27 +30,31 @@ def observe_jsonl(path: Path, rows: Sequence[Row]) -> Observed:
     run: Mapping[str, Any] = {}
     rollouts: list[Row] = []
     numbers: list[Record] = []
+    failures: list[Failure] = []
     for where, record in rows:
-        if "run" in record:
-            run = {**run, **record["run"]}
-        elif "metrics" in record:
-            numbers.append({**record["metrics"], "step": record["step"]})
-        else:
-            rollouts.append((where, record))
+        try:
+            if "run" in record:
+                run = {**run, **record["run"]}
+            elif "metrics" in record:
+                numbers.append({**record["metrics"], "step": int(record["step"])})
+            else:
+                rollouts.append((where, record))
+                failures += _failures(where, record)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"cannot be read: {error!r}", where=where, hint="see docs/doctor.md for the three kinds of lines") from error
     try:
         rewards = tuple(reward_info(entry) for entry in run.get("rewards", ()))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise DataError(
             f"run.rewards cannot be read: {error!r}", where=str(path), hint="name, weight, role, range; see docs/doctor.md"
         ) from error
     metrics, nonfinite = read_metrics(numbers)
-    failures = [failure for where, record in rollouts for failure in _failures(where, record)]
     unit = "tokens" if any("tokens" in record for _, record in rollouts) else "characters"
     about = About(
         source=str(path), method=str(run.get("method", "")), rewards=rewards, metrics=metrics, failures=tuple(failures),
         nonfinite=tuple(nonfinite), settings=flat(run.get("settings", {})), length_unit=unit,
     )  # fmt: skip
-    return assemble(_grouped(rollouts, key=lambda record: str(record["group"]), sample=_plain_sample), about)
+    return assemble(_grouped(rollouts, key=lambda record: str(record["group"]), sample=_plain_sample, by_name=True), about)
 
 
 def _plain_sample(record: Record) -> Sample:
@@ -68,8 +72,10 @@ def _failures(where: str, record: Record) -> Iterator[Failure]:
         yield Failure(int(record["step"]), name, str(kind), str(record.get("group", where)), int(record.get("sample", -1)))
 
 
-def _grouped(rows: Iterable[Row], *, key: Any, sample: Any) -> Iterator[Sampled]:
-    """Rows with the same step and key, in the order in which they come."""
+def _grouped(
+    rows: Iterable[Row], *, key: Callable[[Record], str], sample: Callable[[Record], Sample], by_name: bool = False
+) -> Iterator[Sampled]:
+    """Rows with the same step and key, in the order in which they come. A group is shown by its key, or by its first row's place."""
     groups: dict[tuple[int, str], list[Sample]] = {}
     places: dict[tuple[int, str], str] = {}
     for where, record in rows:
@@ -81,8 +87,7 @@ def _grouped(rows: Iterable[Row], *, key: Any, sample: Any) -> Iterator[Sampled]
             raise DataError(f"is no rollout: {error!r}", where=where, hint=hint) from error
         places.setdefault(place, where)
     for (step, name), samples in groups.items():
-        shown = name if len(name) <= 60 and "\n" not in name else places[step, name]
-        yield Sampled(step, shown, tuple(samples))
+        yield Sampled(step, name if by_name else places[step, name], tuple(samples))
 
 
 # verl -----------------------------------------------------------------------------------------------------------------------------------
@@ -112,7 +117,7 @@ def observe_trl(path: Path, tables: Sequence[Path], states: Sequence[Path]) -> O
     """Completions (may be none) and the newest trainer state (may be missing)."""
     metrics, nonfinite = _trainer_state(states[-1]) if states else ((), [])
     rows = [row for table in tables for row in _parquet(table)]
-    names = _reward_columns(rows)
+    names = _reward_columns(rows, metrics)
     rewards = tuple(RewardInfo(name) for name in names)
     remarks = (
         ["lengths are in characters; weights are taken to be 1, and no role is known (--outcome NAME, --weight NAME=NUMBER)"]
@@ -123,7 +128,9 @@ def observe_trl(path: Path, tables: Sequence[Path], states: Sequence[Path]) -> O
         str(path), "grpo" if rows else "", rewards, metrics, (), tuple(nonfinite), length_unit="characters", remarks=tuple(remarks)
     )
     groups = _grouped(
-        rows, key=lambda record: json.dumps(record["prompt"], ensure_ascii=False), sample=lambda record: _trl_sample(record, names)
+        rows,
+        key=lambda record: json.dumps(record["prompt"], ensure_ascii=False, default=str),
+        sample=lambda record: _trl_sample(record, names),
     )
     return assemble(groups, about)
 
@@ -141,10 +148,13 @@ def _parquet(path: Path) -> list[Row]:
     return [(f"{path.name}:{number}", record) for number, record in enumerate(table.to_pylist(), start=1)]
 
 
-def _reward_columns(rows: Sequence[Row]) -> list[str]:
-    """The numeric columns between completion and advantage."""
+def _reward_columns(rows: Sequence[Row], metrics: Metrics) -> list[str]:
+    """The columns whose mean TRL logged; without its log every numeric column between completion and advantage."""
     if not rows:
         return []
+    logged = {name for _, numbers in metrics for name in numbers}
+    if told := [name for name in rows[0][1] if f"rewards/{name}/mean" in logged]:
+        return told
     names = [name for name in rows[0][1] if name not in ("step", "prompt", "completion", "advantage")]
     return [n for n in names if all(r.get(n) is None or (isinstance(r[n], int | float) and not isinstance(r[n], bool)) for _, r in rows)]
 

@@ -70,7 +70,7 @@ def success_rate(where: Observed) -> float:
 
 
 def _collapse_fixes(where: Observed, kinds: dict[str, float]) -> tuple[Fix, ...]:
-    size, refill = where.group_size, where.settings.get("rollout.refill")
+    size = where.group_size
     fixes = []
     if kinds.get("all_fail", 0.0) >= 0.5:
         fixes.append(Fix("rollout.temperature", "higher", "more different tries: a group of failures needs one success to train anything"))
@@ -80,10 +80,9 @@ def _collapse_fixes(where: Observed, kinds: dict[str, float]) -> tuple[Fix, ...]
         fixes.append(Fix("data.train", "harder rows", "what is always solved teaches nothing more"))
     else:
         fixes.append(Fix("rewards", "a finer reward", "levels that tell the rollouts of a group apart"))
-    if where.settings.get("loss.filter", "none") == "none" or not refill:
-        fixes.append(
-            Fix("loss.filter", "zero_std with rollout.refill: 2", "fills the batch with groups that train; costs rollouts, not updates")
-        )
+    if where.settings.get("loss.filter", "none") == "none":
+        why = "with rollout.refill: 2 it fills the batch with groups that train; that costs rollouts, not updates"
+        fixes.append(Fix("loss.filter", "zero_std", why))
     return tuple(fixes)
 
 

@@ -10,11 +10,18 @@ from postgrad.rewards.doctor.assemble import About, Sampled, assemble
 from postgrad.rewards.doctor.examine import examine
 from postgrad.rewards.doctor.finding import SEVERITIES, Finding
 from postgrad.rewards.doctor.lines import Record
-from postgrad.rewards.doctor.observed import WINDOW_GROUPS, Failure, NonFinite, RewardInfo
+from postgrad.rewards.doctor.observed import NAMES, WINDOW_GROUPS, Failure, NonFinite, RewardInfo
 from postgrad.rewards.doctor.run_files import failures_of, flat, group_of, read_metrics
 
 WINDOWS = 12
 """Windows of groups that are kept: R4 counts up to ten in a row."""
+
+
+_LOGGED = frozenset(name for names in NAMES.values() for name in names)
+
+
+def _looked_at(name: str) -> bool:
+    return name in _LOGGED or name.startswith("eval/reward")
 
 
 class Monitor:
@@ -44,7 +51,7 @@ class Monitor:
         self._groups.extend(group_of(record) for record in records)
         self._fresh += len(self._groups) - before
         numbers, bad = read_metrics(metrics)
-        self._metrics += numbers
+        self._metrics += [(step, {name: value for name, value in line.items() if _looked_at(name)}) for step, line in numbers]
         self._nonfinite += bad
         self._failures.extend(failures_of(failures))
         if self._fresh < WINDOW_GROUPS:

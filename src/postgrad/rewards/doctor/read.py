@@ -6,13 +6,20 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import numpy as np
+
 from postgrad.errors import DataError, RecipeError
 from postgrad.rewards.doctor.foreign import is_verl, observe_jsonl, observe_trl, observe_verl
 from postgrad.rewards.doctor.lines import read_lines
 from postgrad.rewards.doctor.observed import Observed, outcome_bounds
+from postgrad.rewards.doctor.recompute import scheme_of
 from postgrad.rewards.doctor.run_files import is_run, observe_run
 from postgrad.rewards.ledger import weighted_total
 
+UNEXPLAINED = (
+    "the advantages do not follow from these rewards and weights, so fixes that need them are not recomputed: other weights, a column that "
+    "is no reward (--weight NAME=0), rewards of single turns, or abstentions that were counted as 0"
+)
 ACCEPTED = "a run directory, a .jsonl as docs/doctor.md describes it, TRL's output_dir (completions/*.parquet), or verl's rollout_data_dir"
 
 
@@ -21,7 +28,10 @@ def observe(path: Path, *, outcome: Collection[str] = (), weights: Mapping[str, 
 
     Raises `DataError` when nothing that can be read is there, `RecipeError` for a name that is no reward of the run.
     """
-    return declare(_observe(path), outcome=outcome, weights=weights or {})
+    observed = declare(_observe(path), outcome=outcome, weights=weights or {})
+    if observed.method in ("ppo", "dpo", "reward", "sft") or not np.abs(np.nan_to_num(observed.advantages)).any() or scheme_of(observed):
+        return observed
+    return dataclasses.replace(observed, remarks=(*observed.remarks, UNEXPLAINED))
 
 
 def _observe(path: Path) -> Observed:

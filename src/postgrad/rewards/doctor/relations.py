@@ -59,7 +59,7 @@ def _explain_conflict(where: Observed, rho: float, pair: int) -> Details:
         flips = sign_flips(recomputed(where, scheme), recomputed(where, scheme, weights=without(where, weaker)))
         evidence["sign_flips_without"] = flips
         why = f"without {where.rewards[weaker].name} the advantage of {100 * flips:.0f} % of the rollouts changes its sign"
-        fixes.append(Fix("rewards[].weight", f"0 for {where.rewards[weaker].name}", why, rho, 0.0))
+        fixes.append(Fix("rewards[].weight", f"0 for {where.rewards[weaker].name}", why))
     return Details(message, evidence, arithmetic, tuple(fixes))
 
 

@@ -124,6 +124,7 @@ def _length_evidence(where: Observed, rho: float) -> dict[str, float]:
 def _explain_length(where: Observed, rho: float, _: int) -> Details:
     evidence = _length_evidence(where, rho)
     message = f"longer rollouts are better paid: ρ = {rho:.2f} within groups"
+    message += "" if where.length_unit == "tokens" else f" (length in {where.length_unit})"
     if "truncated_and_rewarded" in evidence:
         cut, paid = 100 * evidence["truncated"], 100 * evidence["truncated_and_rewarded"]
         message += f"; {cut:.0f} % are cut by a limit, and {paid:.0f} % of those have a positive advantage"

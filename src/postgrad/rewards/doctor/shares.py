@@ -147,7 +147,8 @@ def _longest(flags: list[bool]) -> tuple[int, int]:
 def _explain_sacrificed(where: Observed, reward: int, windows: int) -> Details:
     name = where.rewards[reward].name
     mean, low, high = (float(part[reward]) for part in pushed(where))
-    message = f"training pushes {name} down, although its weight asks for more ({windows} window{'s' if windows > 1 else ''} in a row)"
+    lasting = f"{windows} windows in a row" if windows > 1 else "in one window"
+    message = f"training pushes {name} down, although its weight asks for more ({lasting})"
     arithmetic = (
         f"mean over groups of Cov({name}, advantage) = {mean:.3g}, 95 % interval [{low:.3g}, {high:.3g}] from whole groups drawn again"
     )
