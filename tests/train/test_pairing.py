@@ -276,6 +276,16 @@ def test_actor_critic_reference_and_reward_model_share_one_base(finished, tmp_pa
         assert isinstance(parts.critic, RoleEngine)
         assert parts.actor.model is parts.critic.model is parts.actor.reference.model is rm.scorer.reader.model is model
         assert set(model.peft_config) == {"default", "critic", "reward_rm"}
+        assert any("one frozen base carries the policy, its reference, the critic, the reward model rm" in note for note in built.notes)
+
+
+@pytest.mark.slow
+def test_a_reward_model_that_needs_a_model_of_its_own_is_named(finished, tiny_folder, tmp_path):
+    loaded = load_recipe(finished / "task" / "recipe.yaml", [f"stages.ppo.model={tiny_folder}"])
+    recipe = stage_recipe(loaded.recipe, loaded.recipe.stages["ppo"])
+    with build(recipe, loaded.base, RunDirectory(tmp_path), SilentReporter()) as built:
+        assert any("the reward model rm was not trained with an adapter on this base" in note for note in built.notes)
+        assert any("one frozen base carries the policy, its reference, the critic;" in note for note in built.notes)
 
 
 @pytest.mark.slow

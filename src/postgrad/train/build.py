@@ -21,7 +21,7 @@ from postgrad.train.grpo import GRPO, GRPOParts
 from postgrad.train.kto import KTO
 from postgrad.train.loop import Method, Reporter
 from postgrad.train.model_rewards import Judges
-from postgrad.train.notes import grpo_notes
+from postgrad.train.notes import grpo_notes, role_notes
 from postgrad.train.pairing import Pairing, PairingParts, check_columns
 from postgrad.train.ppo import PPO, PPOParts
 from postgrad.train.presets import loss_settings
@@ -235,4 +235,5 @@ def build_ppo(recipe: PPORecipe, base: Path, directory: RunDirectory, reporter: 
         record=IterationRecorder(directory, reporter, RewardWatch.of(recipe, shared.judges.rewards, directory, reporter)),
         note=reporter.note,
     )
-    return Built(PPO(recipe, parts), shared.data.notes, shared.policy)
+    notes = [*shared.data.notes, *role_notes(recipe, shared.judges.models, shared.policy)]
+    return Built(PPO(recipe, parts), notes, shared.policy)

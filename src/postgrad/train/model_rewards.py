@@ -72,6 +72,11 @@ class ModelReward:
     scorer: ConversationScorer
     range: None = None
 
+    @property
+    def on_policys_base(self) -> bool:
+        """Whether it is an adapter on the policy's own base, and no model of its own."""
+        return isinstance(self.scorer.reader, RoleReader)
+
     def values(self, groups: Sequence[Group], tools: Sequence[ToolSpec]) -> list[float]:
         """One score per rollout; NaN where the infrastructure failed."""
         rollouts = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from postgrad.rewards.advice import Declared, design_notes
+from postgrad.train.model_rewards import ModelReward
 from postgrad.train.presets import PRESETS, loss_settings
-from postgrad.train.recipe import GRPORecipe
+from postgrad.train.recipe import GRPORecipe, PPORecipe
 from postgrad.train.setup import Policy
 
 
@@ -22,3 +23,15 @@ def grpo_notes(recipe: GRPORecipe, rewards: Sequence[Declared], policy: Policy) 
     if policy.model.autocast is not None and settings.old_logprobs == "sampler":
         notes.append(f"sampling in {policy.model.autocast}: the ratio corrects its rounding (sampling/logprob_difference shows how much)")
     return notes + [note.message for note in design_notes(rewards, scale=settings.scale)]
+
+
+def role_notes(recipe: PPORecipe, models: Sequence[ModelReward], policy: Policy) -> list[str]:
+    """With an adapter: which of PPO's roles share one frozen base, and which need a model of their own."""
+    if recipe.adapter is None:
+        return []
+    shared = ["the policy", *(["its reference"] if recipe.loss.kl_coef else []), *(["the critic"] if recipe.critic.model is None else [])]
+    shared += [f"the reward model {model.name}" for model in models if model.on_policys_base]
+    weights = sum(weight.numel() for weight in policy.model.model.parameters() if not weight.requires_grad)
+    notes = [f"one frozen base carries {', '.join(shared)}; {weights / 1e6:.1f} million weights are held once"]
+    alone = [model.name for model in models if not model.on_policys_base]
+    return notes + [f"the reward model {name} was not trained with an adapter on this base: it is a model of its own" for name in alone]
