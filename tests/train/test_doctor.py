@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
-from postgrad.rewards.doctor import Monitor, observe
-from postgrad.testing.simulate import simulate
+from postgrad.rewards.doctor import Monitor, examine, observe
+from postgrad.testing.simulate import FAULTS, simulate
 from postgrad.train.doctor import RewardWatch, guarded
 from postgrad.train.loop import SilentReporter
 from postgrad.train.recipe import METHODS
@@ -125,15 +126,17 @@ def segments(rollout):
     return [{"source": "model", "token_ids": list(range(rollout, rollout + 10)), "logprobs": [-1.0] * 10}]
 
 
-def test_every_key_that_a_fix_names_is_a_key_of_a_recipe():
-    """Or a thing of its own that a reader can find: a reward, a column, a check to read first."""
-    from postgrad.rewards.doctor.examine import examine
-    from postgrad.testing.simulate import FAULTS
-
-    keys = {fix.key for name in FAULTS for finding in examine(simulate(name, seed=1)).findings for fix in finding.fixes}
-    known = {"rewards"} | {key for method in METHODS.values() for key in _keys(method)}
-    assert len(keys) > 12
-    assert keys - known == set()
+@pytest.mark.parametrize("method", ["grpo", "ppo", "dpo", "reward"])
+def test_every_key_that_a_fix_names_is_a_key_of_the_methods_recipe(method):
+    """Or `rewards`: a reward to write or to change."""
+    keys = set()
+    for name in FAULTS:
+        observed = simulate(name, seed=1)
+        if observed.method not in ("grpo", "ppo") or method in ("grpo", "ppo"):
+            changed = dataclasses.replace(observed, method=method) if observed.method in ("grpo", "ppo") else observed
+            keys |= {fix.key for finding in examine(changed).findings if changed.method == method for fix in finding.fixes}
+    assert keys - {"rewards", *_keys(METHODS[method])} == set()
+    assert len(keys) >= {"grpo": 15, "ppo": 10, "dpo": 2, "reward": 1}[method]
 
 
 def _keys(model, prefix: str = ""):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from importlib import resources
 from pathlib import Path
@@ -28,6 +29,8 @@ def run_init(method: str, folder: Path) -> None:
         _write_pairs(folder)
     for path in sorted(folder.iterdir()):
         stdout.print(str(path), markup=False)
+    if method in ("agent", "grpo", "ppo"):
+        stdout.print(f'next: postgrad rewards check "{folder / "recipe.yaml"}"', markup=False)
     stdout.print(f'next: postgrad train "{folder / "recipe.yaml"}" --dry-run', markup=False)
 
 
@@ -39,9 +42,13 @@ def _write_pairs(folder: Path) -> None:
 
 
 def _write_agent_task(folder: Path) -> None:
-    """The demo's word problems, calculator and rewards, in small."""
+    """The demo's word problems, calculator and rewards, in small. Beside each prompt a good completion, to check the rewards on."""
     from postgrad.demo import task
 
     task.write(folder, seed=0, train=90, heldout=30, unseen=12, warm=64)
     (folder / "sft.jsonl").rename(folder / "conversations.jsonl")
-    (folder / "train.jsonl").rename(folder / "prompts.jsonl")
+    prompts = (folder / "train.jsonl").rename(folder / "prompts.jsonl")
+    rows = [json.loads(line) for line in prompts.read_text(encoding="utf-8").splitlines()]
+    for row, problem in zip(rows, task.train_problems(0, count=90), strict=True):
+        row["completion"] = task.conversation(problem)[1:]
+    prompts.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")

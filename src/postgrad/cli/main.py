@@ -11,6 +11,7 @@ import typer
 
 from postgrad import __version__
 from postgrad.cli.data import app as data_app
+from postgrad.cli.rewards import app as rewards_app
 from postgrad.errors import PostgradError
 
 app = typer.Typer(
@@ -34,7 +35,7 @@ def _root(
 @app.command()
 def demo(
     chapter: Annotated[
-        str, typer.Argument(help="tools (SFT, then Agent GRPO), ppo (the same task, GRPO beside PPO) or preferences.")
+        str, typer.Argument(help="tools (SFT, then Agent GRPO), ppo (the same task, GRPO beside PPO), preferences or rlhf (SFT to PPO).")
     ] = "tools",
     quick: Annotated[bool, typer.Option("--quick", help="The same line in a few minutes, with fewer steps and problems.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of data, noise and order.")] = 0,
@@ -53,8 +54,12 @@ def demo(
         from postgrad.cli.demo_preferences import run_preferences
 
         run_preferences(quick=quick, seed=seed, run_dir=run_dir, overwrite=overwrite, json_output=json_output)
+    elif chapter == "rlhf":
+        from postgrad.cli.demo_rlhf import run_rlhf
+
+        run_rlhf(quick=quick, seed=seed, run_dir=run_dir, overwrite=overwrite, json_output=json_output)
     else:
-        raise RecipeError(f"no chapter {chapter!r}", where="demo", hint="tools, ppo or preferences")
+        raise RecipeError(f"no chapter {chapter!r}", where="demo", hint="tools, ppo, preferences or rlhf")
 
 
 @app.command()
@@ -182,6 +187,7 @@ def formulas(json_output: Annotated[bool, typer.Option("--json", help="JSON on s
 
 
 app.add_typer(data_app, name="data")
+app.add_typer(rewards_app, name="rewards")
 
 
 def main() -> None:

@@ -127,7 +127,7 @@ def warm_start(seed: int, *, count: int = 80) -> list[dict[str, Any]]:
         left, right = _operands(rng, operator, low=11, high=99)
         wording = rng.choice(BARE[operator])
         problem = Problem(wording.format(left=left, right=right), operator, left, right, f"bare {operator}")
-        rows.append({"messages": _conversation(problem)})
+        rows.append({"messages": conversation(problem)})
     return rows
 
 
@@ -193,7 +193,8 @@ def _in_turn(rng: random.Random, count: int) -> Iterator[int]:
         yield from rng.sample(range(count), count)
 
 
-def _conversation(problem: Problem) -> list[dict[str, Any]]:
+def conversation(problem: Problem) -> list[dict[str, Any]]:
+    """The problem solved as it should be: question, one call, its result, the answer."""
     answer = str(problem.answer)
     call = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": problem.expression}}}
     return [

@@ -107,6 +107,12 @@ def test_groups_that_the_filter_left_out_are_no_phantoms():
     assert passes("R2", observed).evidence["value"] == 0.0
 
 
+def test_the_only_reward_with_a_weight_is_the_task():
+    observed = run(MIXED, rewards=(RewardInfo("right", 2.0, "shaping"), RewardInfo("help", 0.0)))
+    assert [reward.role for reward in observed.rewards] == ["outcome", None]
+    assert passes("R2", observed)
+
+
 def test_without_a_known_outcome_the_check_says_what_would_tell():
     assert skips("R2", run(MIXED, rewards=(RewardInfo("right"), RewardInfo("help")))).key == "rewards[].role (or --outcome NAME)"
 
@@ -355,7 +361,15 @@ def test_a_spike_is_a_note_and_no_kl_is_no_finding():
     found = finding("R15", logged(kl=[0.01] * 39 + [0.6]))
     assert (found.severity, found.evidence["step"]) == ("info", 40)
     assert passes("R15", logged(kl=[0.01]))
-    assert skips("R15", logged(entropy=[1.0])).key == "loss.kl_coef"
+    assert skips("R15", logged(entropy=[1.0])).key == "kl"
+
+
+def test_without_a_reference_a_kl_of_0_is_no_measurement():
+    """PPO logs 0 then, and a run that keeps a reference at 0 has a fault."""
+    assert skips("R15", logged("ppo", objective__kl=[0.0], objective__kl_coef=[0.0], completions__mean_length=[9.0])).key == "loss.kl_coef"
+    assert skips("R15", logged(recipe={"loss.kl_coef": 0.0}, kl=[0.0])).key == "loss.kl_coef"
+    found = finding("R15", run(MIXED, repeat=256, metrics=tuple((step, {"kl": 0.0}) for step in range(1, 33))))
+    assert (found.severity, found.evidence["value"]) == ("warn", 0.0)
 
 
 def test_clipping_means_something_else_in_gspo():
@@ -369,6 +383,7 @@ def test_trls_name_of_the_sampler_mismatch_is_known():
 
 def test_a_critic_is_judged_by_the_second_half():
     assert passes("P1", logged("ppo", val__explained_variance=[-3.0] * 20 + [0.6] * 20))
+    assert passes("P1", logged("ppo", val__explained_variance=[0.6, 0.6, -90.0, 0.6]))  # the median: hardly any variance to explain
     assert skips("P1", logged("grpo", val__explained_variance=[-3.0]))
 
 

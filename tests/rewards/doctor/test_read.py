@@ -258,7 +258,7 @@ def test_a_rollout_file_becomes_arrays(run_folder):
     assert observed.present.tolist() == [True, False, True, False]
     assert observed.trained.tolist() == [True, False]
     assert observed.repeated[0] == pytest.approx(1 - 1 / 18)
-    assert (observed.rewards[0].name, observed.rewards[0].weight, observed.rewards[0].role) == ("right", 2.0, None)
+    assert (observed.rewards[0].name, observed.rewards[0].weight, observed.rewards[0].role) == ("right", 2.0, "outcome")
     assert observed.settings["loss.kl_coef"] == 0.04
     assert [(f.reward, f.kind, f.row, f.sample) for f in observed.failures] == [("right", "crash", "train.jsonl:7", 1)]
     assert [(n.step, n.name) for n in observed.nonfinite] == [(1, "grad_norm")]

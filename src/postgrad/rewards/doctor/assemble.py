@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 import re
@@ -97,7 +98,7 @@ def assemble(groups: Iterable[Sampled], about: About) -> Observed:
     given = sorted(groups, key=lambda group: group.step)
     names = dict.fromkeys([*(r.name for r in about.rewards), *(name for g in given for s in g.samples for name in s.rewards)])
     declared = {reward.name: reward for reward in about.rewards}
-    rewards = tuple(declared.get(name, RewardInfo(name)) for name in names)
+    rewards = with_outcome([declared.get(name, RewardInfo(name)) for name in names])
     size = _size(given)
     pieces = [piece for group in given for piece in _pieces(group, size)]
     samples = [sample for piece in pieces for sample in piece.samples]
@@ -126,6 +127,14 @@ def assemble(groups: Iterable[Sampled], about: About) -> Observed:
         bounds=outcome_bounds(rewards, outcome), metrics=about.metrics, failures=about.failures, nonfinite=(*about.nonfinite, *infinite),
         settings=about.settings, length_unit=about.length_unit, remarks=(*about.remarks, *_remarks(given, size)),
     )  # fmt: skip
+
+
+def with_outcome(rewards: Sequence[RewardInfo]) -> tuple[RewardInfo, ...]:
+    """The only reward with a weight is the task, whatever role it has."""
+    acting = [reward for reward in rewards if reward.weight]
+    if len(acting) != 1:
+        return tuple(rewards)
+    return tuple(dataclasses.replace(reward, role="outcome") if reward is acting[0] else reward for reward in rewards)
 
 
 _ABSENT = Sample({}, broken=True)

@@ -26,8 +26,10 @@ def collapsed_share(observed: Observed) -> float:
 def collapse(observed: Observed) -> Result:
     """R1: groups with equal totals have advantage 0 for every rollout."""
     rule = RULES["R1"]
-    return needs.groups(observed, rule) or decide(
-        observed, rule, one(collapsed_share), _explain_collapse, healthy="{value} of the groups have equal totals"
+    return (
+        needs.group_baseline(observed, rule)
+        or needs.groups(observed, rule)
+        or decide(observed, rule, one(collapsed_share), _explain_collapse, healthy="{value} of the groups have equal totals")
     )
 
 
@@ -108,7 +110,8 @@ def phantom(observed: Observed) -> Result:
     """R2: groups in which only shaping rewards differ still move the policy."""
     rule = RULES["R2"]
     return (
-        needs.groups(observed, rule)
+        needs.group_baseline(observed, rule)
+        or needs.groups(observed, rule)
         or needs.outcome(observed, rule)
         or decide(observed, rule, one(phantom_share), _explain_phantom, healthy="{value} of the trained groups learn from shaping alone")
     )

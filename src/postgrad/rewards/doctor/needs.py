@@ -19,6 +19,13 @@ def groups(observed: Observed, rule: Rule, *, least: int = 2) -> Skipped | None:
     return None
 
 
+def group_baseline(observed: Observed, rule: Rule) -> Skipped | None:
+    """Advantages that come from comparing the rollouts of a group, as in GRPO."""
+    if observed.method == "ppo":
+        return skipped(rule, "advantages are measured against the critic, not within the group")
+    return None
+
+
 def outcome(observed: Observed, rule: Rule) -> Skipped | None:
     if observed.outcome is not None:
         return None

@@ -27,6 +27,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "entropy": ("entropy", "policy/entropy_avg"),
     "kl": ("kl",),
     "kl_sequence": ("objective/kl",),
+    "kl_coef": ("objective/kl_coef",),
     "length": ("completions/mean_length",),
     "clip": ("clip_ratio/region_mean", "policy/clipfrac_avg"),
     "ratio_p1": ("ratio/p1",),

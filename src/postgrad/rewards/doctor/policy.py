@@ -62,7 +62,7 @@ def _explain_entropy(observed: Observed, means: np.ndarray, evidence: dict[str, 
         f"H_t / H_0 = {means[-1]:.3g} / {evidence['first']:.3g}; the trend of ln H reaches {GONE:g} of H_0 in about {steps:.0f} steps"
     )
     fixes = (
-        Fix("loss.clip_high", "0.28", "a higher upper clip lets unlikely tokens rise (DAPO)"),
+        *(() if observed.method == "ppo" else (Fix("loss.clip_high", "0.28", "a higher upper clip lets unlikely tokens rise (DAPO)"),)),
         Fix("loss.kl_coef", "0.01–0.04", "holds the policy near where it was"),
         Fix("optimizer.learning_rate", "lower", "nothing is gained by the speed while the reward is flat"),
     )
@@ -86,9 +86,10 @@ def kl_per_token(observed: Observed) -> float:
 def kl_budget(observed: Observed) -> Result:
     """R15: how far from the reference; a spike; or a KL term that does nothing."""
     rule = RULES["R15"]
+    if observed.settings.get("loss.kl_coef") == 0 or observed.mean("kl_coef") == 0:
+        return skipped(rule, "at kl_coef 0 there is no reference to compare with", "loss.kl_coef")
     if math.isnan(kl_per_token(observed)):
-        hint = "no KL was logged: at kl_coef 0 there is no reference to compare with"
-        return skipped(rule, hint, "loss.kl_coef")
+        return skipped(rule, "no KL was logged", "kl")
     result = decide(observed, rule, one(kl_per_token), _explain_kl, healthy="{value} nats per token from the reference")
     if isinstance(result, Finding) and result.severity != "info":
         return result
@@ -196,7 +197,7 @@ def _explain_mismatch(where: Observed, value: float, _: int) -> Details:
     message = f"sampler and trainer give the same tokens log-probs that differ by {value:.2g} nats on average"
     arithmetic = "mean over trained tokens of |log π_trainer − log π_sampler|; with several updates per batch the later ones add to it"
     fixes = (
-        Fix("loss.old_logprobs", "sampler", "the ratio then corrects it"),
+        *(() if where.method == "ppo" else (Fix("loss.old_logprobs", "sampler", "the ratio then corrects it"),)),
         Fix("dtype", "float32", "rounding of a lower precision is the usual cause"),
         Fix("rollout.temperature", "1.0", "a temperature that only one side applies looks like this"),
     )
@@ -242,10 +243,16 @@ def critic(observed: Observed) -> Result:
     return decide(
         late,
         rule,
-        one(lambda part: part.mean("explained_variance")),
+        one(_explained),
         _explain_critic,
         healthy="the critic explains {value} of the returns' variance",
     )
+
+
+def _explained(part: Observed) -> float:
+    """The median: where returns hardly vary, a single value can be far below 0."""
+    values = part.series("explained_variance")
+    return float(np.median(values)) if len(values) else math.nan
 
 
 def _explain_critic(where: Observed, value: float, _: int) -> Details:

@@ -132,8 +132,14 @@ def _explain_length(where: Observed, rho: float, _: int) -> Details:
     if (fix := _without_the_longest(where, rho)) is not None:
         fixes.insert(0, fix)
     if evidence.get("truncated_and_rewarded", 0.0) > 0.25:
-        fixes.append(Fix("loss.mask_truncated", "true", "a rollout that a limit cut is then not trained"))
+        fixes.append(_against_cut(where.method))
     return Details(message, evidence, _LENGTH_ARITHMETIC, tuple(fixes), _longest(where))
+
+
+def _against_cut(method: str) -> Fix:
+    if method == "ppo":
+        return Fix("loss.missing_end_penalty", "above 0", "a rollout that a limit cut loses it")
+    return Fix("loss.mask_truncated", "true", "a rollout that a limit cut is then not trained")
 
 
 def _without_the_longest(where: Observed, rho: float) -> Fix | None:

@@ -43,7 +43,7 @@ def _shaping_share(observed: Observed) -> float:
 def signal_share(observed: Observed) -> Result:
     """R3: who owns the advantages; and which reward has no say."""
     rule = RULES["R3"]
-    if missing := needs.groups(observed, rule) or needs.several(observed, rule):
+    if missing := needs.group_baseline(observed, rule) or needs.groups(observed, rule) or needs.several(observed, rule):
         return missing
     missing = needs.outcome(observed, rule)
     result = missing or decide(observed, rule, one(_shaping_share), _explain_share, healthy="shaping owns {value} of the advantages")
@@ -200,10 +200,9 @@ def _distinct(table: Floats, observed: Observed) -> Floats:
 def resolution(observed: Observed) -> Result:
     """R8: rollouts with different rewards end up with one advantage."""
     rule = RULES["R8"]
-    if observed.method == "ppo":
-        return skipped(rule, "the advantages are a critic's, token by token")
     return (
-        needs.groups(observed, rule)
+        needs.group_baseline(observed, rule)
+        or needs.groups(observed, rule)
         or needs.advantages(observed, rule)
         or needs.several(observed, rule)
         or decide(observed, rule, one(resolution_of), _explain_resolution, healthy="{value} distinct advantages per distinct reward vector")

@@ -8,8 +8,6 @@ import json
 import math
 import os
 import re
-import urllib.error
-import urllib.request
 from typing import Any
 
 from postgrad.rewards.base import RolloutView, reward
@@ -95,6 +93,9 @@ def _object(text: str) -> Any:
 
 
 def _post(url: str, body: dict[str, Any], key: str, timeout_s: float) -> str:
+    import urllib.error
+    import urllib.request  # here, because it takes longer to import than everything else in this package
+
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
