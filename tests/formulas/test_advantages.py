@@ -203,6 +203,13 @@ def test_a_rollout_on_which_every_reward_abstains_is_left_out_of_the_batch() -> 
     torch.testing.assert_close(one_left, normalize_then_sum(torch.tensor([[1.0, 0.0]]), torch.ones(1), 2))
 
 
+def test_a_reward_without_weight_changes_no_advantage_by_scoring() -> None:
+    abstaining = torch.tensor([[1.0, 0.0, NAN, 0.0]])
+    alone = normalize_then_sum(abstaining, torch.ones(1), 4)
+    watched = normalize_then_sum(torch.cat([abstaining, torch.tensor([[3.0, 1.0, 5.0, 2.0]])]), torch.tensor([1.0, 0.0]), 4)
+    torch.testing.assert_close(watched, alone)
+
+
 def test_normalize_then_sum_refuses_what_does_not_fit() -> None:
     for rewards, weights in ((torch.zeros(2, 4), torch.ones(4)), (torch.zeros(4), torch.ones(4)), (torch.zeros(2, 4), torch.ones(2, 1))):
         with pytest.raises(ValueError, match="must be"):

@@ -3,7 +3,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.rewards.ledger import centred, equal_groups, group_means, group_spread, outcome_total, split_advantages, weighted_total
+from postgrad.rewards.ledger import (
+    centred,
+    compared_total,
+    equal_groups,
+    group_means,
+    group_spread,
+    outcome_total,
+    recomputed_advantages,
+    split_advantages,
+    weighted_total,
+)  # fmt: skip
 
 NAN = float("nan")
 
@@ -160,6 +170,59 @@ def test_normalised_sums_split_exactly_too(batch):
     assert split(values, weights, advantages, size, "group", normalize="normalize_then_sum").residual <= 1e-6 * max(
         1.0, np.abs(advantages).max()
     )
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none", "leave_one_out", "normalize_then_sum"])
+@pytest.mark.parametrize("positive_weight", [0.0, 0.1, 2.0])
+@given(batch=batches())
+def test_weighed_advantages_split_exactly_too(scale, positive_weight, batch):
+    torch = pytest.importorskip("torch")
+    from postgrad import formulas
+
+    values, weights, size = batch
+    options = {"scale": scale}
+    if scale == "normalize_then_sum":
+        options = {"scale": "group", "normalize": "normalize_then_sum"}
+        plain = formulas.normalize_then_sum(torch.tensor(values.T.copy()), torch.tensor(weights), size)
+    else:
+        plain = torch.tensor(group_advantages(weighted_total(values, weights, size), size, scale))
+    advantages = formulas.weight_positive(plain, positive_weight=positive_weight).numpy()
+    result = split(values, weights, advantages, size, positive_weight=positive_weight, **options)
+    assert result.residual <= 1e-6 * max(1.0, np.abs(advantages).max())
+    again = recomputed_advantages(values, weights, group_size=size, positive_weight=positive_weight, **options)
+    np.testing.assert_allclose(again, result.shares.sum(axis=1))
+
+
+def test_weighed_shares_by_hand():
+    """Totals 2, 0 and 1, centred 1, −1, 0, unscaled; λ = 0.1 reaches both shares of the first rollout and nothing else."""
+    values = [[1.0, 1.0], [0.0, 0.0], [1.0, 0.0]]
+    result = split(values, [1.0, 1.0], [0.1, -1.0, 0.0], 3, "none", positive_weight=0.1)
+    np.testing.assert_allclose(result.shares, [[0.1 / 3, 0.2 / 3], [-2 / 3, -1 / 3], [1 / 3, -1 / 3]])
+    with pytest.raises(ValueError, match="the shares of rollout 0"):
+        split(values, [1.0, 1.0], [1.0, -1.0, 0.0], 3, "none", positive_weight=0.1)
+
+
+@given(batch=batches())
+def test_groups_with_an_advantage_are_those_whose_compared_totals_differ(batch):
+    values, weights, size = batch
+    compared = compared_total(values, weights, size, normalize="normalize_then_sum")
+    advantages = recomputed_advantages(values, weights, group_size=size, scale="group", normalize="normalize_then_sum")
+    differ = ~equal_groups(compared, size)
+    largest = np.abs(advantages).reshape(-1, size).max(axis=1)
+    assert (largest[differ] > 1e-9).all()
+    assert (largest[~differ] < 1e-2).all()  # rounding, divided by a small spread of the batch at most
+    acting = np.isnan(values[:, weights != 0]).all(axis=1)
+    assert (np.isnan(compared) == acting).all()
+
+
+def test_rewards_that_cancel_in_the_total_are_compared_when_each_is_normalised():
+    values = [[1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.5, 0.5]]
+    np.testing.assert_allclose(weighted_total(values, [1.0, 1.0], 4), 1.0)
+    assert equal_groups(compared_total(values, [1.0, 1.0], 4), 4).tolist() == [True]
+    unequal = [[2.0, 0.0], [1.0, 1.0], [0.0, 2.0], [2.0, 0.0]]
+    assert equal_groups(compared_total([[a, b / 4] for a, b in unequal], [1.0, 4.0], 4), 4).tolist() == [True]
+    normalised = compared_total([[a, b / 4] for a, b in unequal], [1.0, 4.0], 4, normalize="normalize_then_sum")
+    assert not equal_groups(normalised, 4).any()
 
 
 def test_normalize_then_sum_against_trl():

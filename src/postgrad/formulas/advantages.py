@@ -75,8 +75,8 @@ def normalize_then_sum(rewards: Tensor, weights: Tensor, group_size: int, *, eps
         A_k = (r_k − mean_group) / (std_group + eps),   S = Σ_k w_k · A_k,   A = (S − mean_batch) / (std_batch + eps)
 
     A reward of large scale cannot hide the others, and rewards that cancel in the sum still count (trl#4785).
-    Shapes: rewards [K, N], weights [K] -> [N]. Edge cases: a reward that abstains (NaN) adds 0 for that rollout; a rollout for which all
-    K abstain has advantage 0 and is left out of the batch's mean and std; a constant reward adds nothing.
+    Shapes: rewards [K, N], weights [K] -> [N]. Edge cases: a reward that abstains (NaN) adds 0 for that rollout; a rollout for which every
+    reward with a weight abstains has advantage 0 and is left out of the batch's mean and std; a constant reward adds nothing.
 
     >>> normalize_then_sum(torch.tensor([[1.0, 0.0], [0.0, 10.0]]), torch.tensor([1.0, 2.0]), 2)
     tensor([-0.7070,  0.7070])
@@ -87,7 +87,7 @@ def normalize_then_sum(rewards: Tensor, weights: Tensor, group_size: int, *, eps
         raise ValueError(f"rewards {tuple(rewards.shape)} and weights {tuple(weights.shape)} must be [K, N] and [K]")
     parts = torch.stack([group_advantages(row, group_size, eps=eps) for row in rewards])
     total = require_finite("normalize_then_sum", (weights.unsqueeze(-1) * parts).sum(0))
-    abstained = rewards.isnan().all(0)
+    abstained = rewards[weights != 0].isnan().all(0)
     whole = torch.where(abstained, torch.nan, total)
     return group_advantages(whole, whole.numel(), eps=eps).to(widen(rewards).dtype)
 

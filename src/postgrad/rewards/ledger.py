@@ -8,6 +8,9 @@ moves neither that rollout nor its siblings. Counting it as 0 instead would puni
 With totals S = Σ_k w_k r_k the advantage splits exactly over the rewards:
 
     A = (S − mean_g S) / (std S + ε) = Σ_k w_k (r_k − mean_g r_k) / (std S + ε)
+
+The same holds when every reward is normalised within its group before the sum, and when positive advantages are weighed by λ: each
+share is then weighed as its advantage is.
 """
 
 from __future__ import annotations
@@ -68,6 +71,26 @@ def weighted_total(values: ArrayLike, weights: ArrayLike, group_size: int) -> Fl
     return total
 
 
+def compared_total(
+    values: ArrayLike, weights: ArrayLike, group_size: int, *, normalize: Normalize = "sum_then_normalize", eps: float = 1e-4
+) -> Floats:
+    """What the rollouts of a group are compared by [N]: the weighted total or, with normalize_then_sum, the weighted sum of the rewards
+    that were each normalised within the group. Equal values of a group mean advantage 0. NaN where nothing was scored.
+
+    Two rewards that cancel in the total need not cancel here:
+
+    >>> values = [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
+    >>> equal_groups(compared_total(values, [1.0, 1.0], 3), 3).tolist()
+    [True]
+    >>> compared_total([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], [1.0, 2.0], 3, normalize="normalize_then_sum").round(2).tolist()
+    [0.0, 1.73, -1.73]
+    """
+    array, weight = _checked(values, weights)
+    if normalize == "sum_then_normalize":
+        return weighted_total(array, weight, group_size)
+    return _normalized_total(array, weight, _normalized(array, weight, group_size, eps))
+
+
 def outcome_total(values: ArrayLike, weights: ArrayLike, roles: Sequence[RewardRole], group_size: int) -> Floats | None:
     """The total [N] over the rewards with role outcome; None when there is none (with a weight)."""
     array, weight = _checked(values, weights)
@@ -116,14 +139,17 @@ def split_advantages(
     group_size: int,
     scale: Scale,
     normalize: Normalize = "sum_then_normalize",
+    positive_weight: float = 1.0,
     eps: float = 1e-4,
 ) -> AdvantageSplit:
     """Split advantages [N] that were computed elsewhere over the rewards they came from.
 
-    values [N, K] with NaN = abstained, weights [K]. `scale`, `normalize` and `eps` are those the advantages were computed with:
+    values [N, K] with NaN = abstained, weights [K]. `scale`, `normalize`, `positive_weight` and `eps` are those the advantages were
+    computed with:
     sum_then_normalize: share_k = w_k (r_k − mean_g r_k) · f, with f = 1/(std_g S + ε) for group, 1/(std S + ε) over the batch for batch,
     1 for none and n/(n − 1) for leave_one_out, n being the rollouts of the group that are counted;
-    normalize_then_sum: share_k = w_k n_k / (std Σ + ε) over the batch, with n_k = (r_k − mean_g r_k) / (std_g r_k + ε); no `scale`.
+    normalize_then_sum: share_k = w_k n_k / (std Σ + ε) over the batch, with n_k = (r_k − mean_g r_k) / (std_g r_k + ε); no `scale`;
+    positive_weight λ: every share of a rollout whose shares add up to more than 0, times λ.
 
     Raises `ValueError` when the shares do not add up to the advantages within 1e-6 · max(1, |advantage|): then the two were not
     computed from the same rewards, or the advantages not in float64.
@@ -132,16 +158,24 @@ def split_advantages(
     given = np.asarray(advantages, dtype=np.float64)
     if given.shape != (len(array),) or len(names) != array.shape[1]:
         raise ValueError(f"values {array.shape}, but advantages {given.shape} and {len(names)} names")
-    if normalize == "sum_then_normalize":
-        shares = _shares_of_sum(array, weight, group_size, scale, eps)
-    else:
-        shares = _shares_of_normalized(array, weight, group_size, eps)
+    shares = _shares(array, weight, group_size, scale, normalize, positive_weight, eps)
     difference = np.abs(given - shares.sum(axis=1))
     wrong = ~(difference <= 1e-6 * np.maximum(1.0, np.abs(given)))  # written so that NaN is wrong too
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(f"the shares of rollout {row} add up to {shares[row].sum():.9g}, its advantage is {given[row]:.9g}")
     return AdvantageSplit(tuple(names), shares, given, float(difference.max(initial=0.0)))
+
+
+def _shares(
+    values: Floats, weights: Floats, group_size: int, scale: Scale, normalize: Normalize, positive_weight: float, eps: float
+) -> Floats:
+    if normalize == "sum_then_normalize":
+        shares = _shares_of_sum(values, weights, group_size, scale, eps)
+    else:
+        shares = _shares_of_normalized(values, weights, group_size, eps)
+    weighed: Floats = np.where(shares.sum(axis=1, keepdims=True) > 0.0, positive_weight * shares, shares)
+    return weighed
 
 
 def _shares_of_sum(values: Floats, weights: Floats, group_size: int, scale: Scale, eps: float) -> Floats:
@@ -171,10 +205,21 @@ def _factors(totals: Floats, group_size: int, scale: Scale, eps: float) -> Float
 
 def _shares_of_normalized(values: Floats, weights: Floats, group_size: int, eps: float) -> Floats:
     """Each reward normalised within its group, the sum normalised over the batch. An abstaining reward adds 0, its normalised mean."""
-    columns = [centred(column, group_size) * np.repeat(_factors(column, group_size, "group", eps), group_size) for column in values.T]
-    shares: Floats = np.stack(columns, axis=1) * weights
-    totals = np.where(np.isnan(values).all(axis=1), np.nan, shares.sum(axis=1))
+    shares = _normalized(values, weights, group_size, eps)
+    totals = _normalized_total(values, weights, shares)
     return shares * _factors(totals, len(totals), "group", eps)
+
+
+def _normalized(values: Floats, weights: Floats, group_size: int, eps: float) -> Floats:
+    """w_k (r_k − mean_g r_k) / (std_g r_k + ε) [N, K]."""
+    columns = [centred(column, group_size) * np.repeat(_factors(column, group_size, "group", eps), group_size) for column in values.T]
+    parts: Floats = np.stack(columns, axis=1) * weights
+    return parts
+
+
+def _normalized_total(values: Floats, weights: Floats, parts: Floats) -> Floats:
+    total: Floats = np.where(np.isnan(values[:, weights != 0.0]).all(axis=1), np.nan, parts.sum(axis=1))
+    return total
 
 
 def _checked(values: ArrayLike, weights: ArrayLike) -> tuple[Floats, Floats]:
@@ -200,6 +245,7 @@ def recomputed_advantages(
     group_size: int,
     scale: Scale,
     normalize: Normalize = "sum_then_normalize",
+    positive_weight: float = 1.0,
     eps: float = 1e-4,
 ) -> Floats:
     """Advantages [N] from rewards alone, as `split_advantages` explains them: what other weights would have given the same rollouts.
@@ -208,10 +254,5 @@ def recomputed_advantages(
     [1.0, -1.0, 0.0]
     """
     array, weight = _checked(values, weights)
-    shares = (
-        _shares_of_sum(array, weight, group_size, scale, eps)
-        if normalize == "sum_then_normalize"
-        else _shares_of_normalized(array, weight, group_size, eps)
-    )
-    total: Floats = shares.sum(axis=1)
+    total: Floats = _shares(array, weight, group_size, scale, normalize, positive_weight, eps).sum(axis=1)
     return total

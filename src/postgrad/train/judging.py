@@ -13,7 +13,7 @@ import torch
 
 from postgrad import formulas
 from postgrad.rewards.filter import GroupFilter, keep_groups
-from postgrad.rewards.ledger import Floats, split_advantages, weighted_total
+from postgrad.rewards.ledger import Floats, compared_total, split_advantages, weighted_total
 from postgrad.rewards.metrics import reward_metrics
 from postgrad.rewards.score import RewardCount, Scores
 from postgrad.rollout.metrics import rollout_metrics
@@ -44,7 +44,8 @@ class Scored:
 def score(groups: Sequence[Group], scorer: Judges, loss: GRPOLoss) -> Scored:
     scores = scorer.score(groups)
     outcome = scores.outcome_totals if loss.filter == "outcome" else None
-    return Scored(tuple(groups), scores, keep_groups(scores.totals, outcome, scores.group_size, mode=loss.filter))
+    compared = compared_total(scores.values, scores.weights, scores.group_size, normalize=loss.normalize)
+    return Scored(tuple(groups), scores, keep_groups(compared, outcome, scores.group_size, mode=loss.filter))
 
 
 def joined(parts: Sequence[Scored]) -> Scored:
@@ -90,7 +91,10 @@ def judge(scored: Scored, loss: GRPOLoss, *, scale: AdvantageScale) -> list[Judg
     values = np.where(in_batch, scores.values, np.nan)
     totals = weighted_total(values, scores.weights, size)
     advantages = advantages_of(values, totals, scores.weights, group_size=size, loss=loss, scale=scale)
-    split = split_advantages(values, scores.weights, advantages, names=scores.names, group_size=size, scale=scale, normalize=loss.normalize)
+    split = split_advantages(
+        values, scores.weights, advantages, names=scores.names, group_size=size, scale=scale, normalize=loss.normalize,
+        positive_weight=loss.positive_weight,
+    )  # fmt: skip
     return [
         JudgedGroup(
             group=group,
@@ -114,7 +118,7 @@ def advantages_of(
         advantages = formulas.leave_one_out_advantages(torch.from_numpy(totals), group_size)
     else:
         advantages = formulas.group_advantages(torch.from_numpy(totals), group_size, scale=scale)
-    numbers: Floats = advantages.double().numpy()
+    numbers: Floats = formulas.weight_positive(advantages.double(), positive_weight=loss.positive_weight).numpy()
     return numbers
 
 

@@ -212,6 +212,11 @@ class GRPOLoss(Section):
     scale: Literal["group", "batch", "none", "leave_one_out"] | None = None
     """How advantages are scaled; left out = the preset's."""
     normalize: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    """normalize_then_sum: each reward is normalised within its group before they are added by weight, then the sum over the batch (GDPO): a
+    reward's range then has no effect, its weight has, and rewards that cancel in the sum still count."""
+    positive_weight: NonNegative = 1.0
+    """λ: advantages above 0 are multiplied by it. Below 1 mistakes teach more than successes: a penalty that exceeds the reward, also
+    where a group has two levels of reward and the size of a penalty has no effect; 0 = only mistakes teach; 1 = as they are."""
     constant_length: PositiveInt | None = None
     """Length that `dr_grpo` divides by; left out = rollout.max_total_tokens or max_tokens × max_turns."""
     mask_truncated: bool = False
