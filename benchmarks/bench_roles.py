@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 STEPS = 2
+SPREAD = "def spread(completion):\n    return len(completion) % 7 / 7\n"
+"""Differs within every group, so that GRPO trains on all rollouts, as PPO does."""
 METHODS = ("grpo", "ppo")
 
 
@@ -27,7 +29,7 @@ def recipe(method: str, folder: Path) -> dict[str, Any]:
     common = {
         "method": method, "model": "smollm2-135m", "run_dir": str(folder / method), "max_steps": STEPS,
         "adapter": {"kind": "lora", "rank": 16}, "data": {"train": "train.jsonl", "shuffle": False}, "tools": ["tools.py:calculator"],
-        "optimizer": {"learning_rate": 1e-5}, "rewards": [{"use": "rewards.py:correctness"}],
+        "optimizer": {"learning_rate": 1e-5}, "rewards": [{"use": "spread.py:spread"}],
     }  # fmt: skip
     rollout = {"max_tokens": 48, "max_total_tokens": 68, "max_turns": 2}
     if method == "grpo":
@@ -77,6 +79,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         task.write(folder, train=48, heldout=12, unseen=6, warm=8)
+        (folder / "spread.py").write_text(SPREAD)
         write_reward_model(folder / "reward_model")
         found = {}
         for method in METHODS:

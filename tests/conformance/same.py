@@ -25,6 +25,7 @@ from postgrad.rewards.score import Scores
 from postgrad.testing import ScriptedPolicy
 from postgrad.train.grpo import GRPO, GRPOParts
 from postgrad.train.recipe import GRPORecipe, SFTRecipe
+from postgrad.train.sampling import Sampling
 from postgrad.train.sft import SFT
 from postgrad.types import Group, Prompt, Rollout, Segment, Source, StopReason, TrainRow
 
@@ -237,9 +238,8 @@ def grpo_steps(
     )
     given: Any = dict.fromkeys(("policy", "params", "toolbox", "rollout"))
     prompts = [group.prompt for group in batch.groups]
-    method = GivenRollouts(
-        recipe, GRPOParts(**given, engine=engine, sampler=ScriptedPolicy([]), scorer=GivenScores(batch), prompts=prompts)
-    )  # type: ignore[arg-type]
+    sampling = Sampling(**given, sampler=ScriptedPolicy([]), judges=GivenScores(batch), prompts=prompts, seed=0, shuffle=False)  # type: ignore[arg-type]
+    method = GivenRollouts(recipe, GRPOParts(sampling, engine))
     method.batch = batch
     metrics = [method.step(number) for number in range(1, steps + 1)]
     assert engine.micro_batches > len(engine.gradients), "the batch should not fit one micro-batch"

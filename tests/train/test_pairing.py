@@ -271,7 +271,7 @@ def test_actor_critic_reference_and_reward_model_share_one_base(finished, tmp_pa
     with build(recipe, loaded.base, RunDirectory(tmp_path), SilentReporter()) as built:
         parts = built.method.parts
         model = built.policy.model.model
-        (rm,) = parts.scorer.models
+        (rm,) = parts.sampling.judges.models
         assert isinstance(rm.scorer.reader, RoleReader)
         assert isinstance(parts.critic, RoleEngine)
         assert parts.actor.model is parts.critic.model is parts.actor.reference.model is rm.scorer.reader.model is model

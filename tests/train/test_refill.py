@@ -20,7 +20,7 @@ def method(monkeypatch: pytest.MonkeyPatch, kept: list[int], drawn: list[range],
             "batch": {"prompts": 3}, "rollout": {"refill": refill}, "loss": {"filter": "zero_std"}, **length,
         }
     )  # fmt: skip
-    run = GRPO(recipe, SimpleNamespace(engine=None, prompts=[0] * 5, scorer=SimpleNamespace(rewards=[])))  # type: ignore[arg-type]
+    run = GRPO(recipe, SimpleNamespace(engine=None, sampling=SimpleNamespace(prompts=[0] * 5, judges=SimpleNamespace(rewards=[]))))  # type: ignore[arg-type]
     monkeypatch.setattr(run, "_generate", lambda step, positions: drawn.append(positions))
     monkeypatch.setattr(grpo, "score", lambda groups, scorer, loss: SimpleNamespace(kept=kept.pop(0)))
     monkeypatch.setattr(grpo, "joined", lambda draws: list(draws))

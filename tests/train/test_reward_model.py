@@ -200,7 +200,6 @@ def test_findings_are_told_after_the_last_step_and_not_before(base):
 def test_without_held_out_pairs_there_is_nothing_to_evaluate(base):
     method = method_of(base, random_pairs(), [])
     assert method.evaluate(6) == {}
-    assert not method.evaluation_due(6)
 
 
 # held-out numbers by hand ----------------------------------------------------------------------------------------------------------

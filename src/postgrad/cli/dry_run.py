@@ -62,9 +62,9 @@ def _one(recipe: Recipe, base: Path) -> None:
             stdout.print(marked(method.policy.chat, item.answer.token_ids, item.answer.scored), markup=False)
         elif isinstance(method, GRPO):
             scored = method.score_one(step=1)
-            _one_group(method.parts.policy.chat, scored.groups[0], scored.scores)
+            _one_group(method.parts.sampling.policy.chat, scored.groups[0], scored.scores)
         elif isinstance(method, Pairing):
-            _one_group(method.parts.policy.chat, *method.sample_one(step=1))
+            _one_group(method.parts.sampling.policy.chat, *method.sample_one(step=1))
         stdout.print("nothing was written; without --dry-run it trains", markup=False)
 
 

@@ -13,7 +13,6 @@ from postgrad.models.sampler import LocalSampler
 from postgrad.rewards.score import Scorer
 from postgrad.rollout.tools import Toolbox, load_tools
 from postgrad.train import setup
-from postgrad.train.datasets import Dataset
 from postgrad.train.doctor import RewardWatch
 from postgrad.train.dpo import DPO
 from postgrad.train.evaluate import Evaluator
@@ -30,6 +29,7 @@ from postgrad.train.recorder import IterationRecorder, Recorder
 from postgrad.train.reference_logprobs import precomputed
 from postgrad.train.reward_model import RewardModelling
 from postgrad.train.run_directory import RunDirectory
+from postgrad.train.sampling import Sampling
 from postgrad.train.sft import SFT, batch_notes
 from postgrad.types import Prompt
 
@@ -45,7 +45,7 @@ class Built:
     @property
     def fingerprints(self) -> dict[str, str]:
         """What was loaded: a resumed run must find the same weights and the same chat format."""
-        return {"the model's weights": self.policy.model.fingerprint, "the tokenizer or chat template": self.policy.chat.fingerprint}
+        return self.policy.fingerprints
 
 
 @contextmanager
@@ -141,18 +141,8 @@ def make_evaluator(
     )
 
 
-@dataclass(frozen=True)
-class _Sampling:
-    """What GRPO, PPO and pairs share: a policy that samples, tools, rewards and prompts."""
-
-    policy: setup.Policy
-    toolbox: Toolbox
-    judges: Judges
-    sampler: LocalSampler
-    data: Dataset[Prompt]
-
-
-def _sampling(recipe: SampledRecipe, base: Path, reporter: Reporter, stack: ExitStack) -> _Sampling:
+def make_sampling(recipe: SampledRecipe, base: Path, reporter: Reporter, stack: ExitStack) -> tuple[Sampling, Sequence[str]]:
+    """What the methods that sample share, and what the data's audit has to say."""
     toolbox = load_tools(recipe.tools, base)
     named = setup.load_recipe_rewards(recipe, base)
     policy, shared = _loaded(recipe)
@@ -160,7 +150,22 @@ def _sampling(recipe: SampledRecipe, base: Path, reporter: Reporter, stack: Exit
     setup.check_reward_columns(named.functions, data.train)
     judges = Judges(stack.enter_context(Scorer(named.functions)), named.models(recipe.dtype, shared), toolbox.specs)
     sampler = policy.sampler(max_batch=recipe.sampler.max_batch, progress=sampler_progress(reporter))
-    return _Sampling(policy, toolbox, judges, sampler, data)
+    evaluator = None
+    if data.heldout and not isinstance(recipe, PairsRecipe):
+        evaluator = make_evaluator(recipe, policy, sampler, toolbox, judges, data.heldout[: recipe.evaluation.rows])
+    sampling = Sampling(
+        policy=policy,
+        sampler=sampler,
+        params=setup.sampling_params(recipe.rollout, policy.chat),
+        toolbox=toolbox,
+        rollout=setup.rollout_config(recipe.rollout, sampler),
+        judges=judges,
+        prompts=data.train,
+        seed=recipe.seed,
+        shuffle=recipe.data.shuffle,
+        evaluator=evaluator,
+    )
+    return sampling, data.notes
 
 
 def _loaded(recipe: SampledRecipe) -> tuple[setup.Policy, LanguageModel | None]:
@@ -171,69 +176,31 @@ def _loaded(recipe: SampledRecipe) -> tuple[setup.Policy, LanguageModel | None]:
     return policy, policy.model if recipe.adapter is not None else None
 
 
-def _evaluator(recipe: RLRecipe, shared: _Sampling) -> Evaluator | None:
-    if not shared.data.heldout:
-        return None
-    prompts = shared.data.heldout[: recipe.evaluation.rows]
-    return make_evaluator(recipe, shared.policy, shared.sampler, shared.toolbox, shared.judges, prompts)
-
-
 def build_pairs(recipe: PairsRecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
-    shared = _sampling(recipe, base, reporter, stack)
-    check_columns(shared.data.train)
-    parts = PairingParts(
-        policy=shared.policy,
-        sampler=shared.sampler,
-        params=setup.sampling_params(recipe.rollout, shared.policy.chat),
-        toolbox=shared.toolbox,
-        rollout=setup.rollout_config(recipe.rollout, shared.sampler),
-        scorer=shared.judges,
-        prompts=shared.data.train,
-        directory=directory,
-        reporter=reporter,
-    )
-    return Built(Pairing(recipe, parts), shared.data.notes, shared.policy)
+    sampling, notes = make_sampling(recipe, base, reporter, stack)
+    check_columns(sampling.prompts)
+    return Built(Pairing(recipe, PairingParts(sampling, directory, reporter)), notes, sampling.policy)
 
 
 def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
-    shared = _sampling(recipe, base, reporter, stack)
+    sampling, notes = make_sampling(recipe, base, reporter, stack)
+    rewards = sampling.judges.rewards
+    watch = RewardWatch.of(recipe, rewards, directory, reporter)
     parts = GRPOParts(
-        policy=shared.policy,
-        engine=setup.make_engine(recipe, shared.policy, with_reference=recipe.loss.kl_coef > 0),
-        sampler=shared.sampler,
-        params=setup.sampling_params(recipe.rollout, shared.policy.chat),
-        toolbox=shared.toolbox,
-        rollout=setup.rollout_config(recipe.rollout, shared.sampler),
-        scorer=shared.judges,
-        prompts=shared.data.train,
-        evaluator=_evaluator(recipe, shared),
-        record=Recorder(
-            directory,
-            reporter,
-            shared.judges.rewards,
-            loss_settings(recipe.loss, recipe.rollout).scale,
-            RewardWatch.of(recipe, shared.judges.rewards, directory, reporter),
-        ),
+        sampling=sampling,
+        engine=setup.make_engine(recipe, sampling.policy, with_reference=recipe.loss.kl_coef > 0),
+        record=Recorder(directory, reporter, rewards, loss_settings(recipe.loss, recipe.rollout).scale, watch),
     )
-    notes = grpo_notes(recipe, shared.judges.rewards, shared.policy)
-    return Built(GRPO(recipe, parts), [*shared.data.notes, *notes], shared.policy)
+    return Built(GRPO(recipe, parts), [*notes, *grpo_notes(recipe, rewards, sampling.policy)], sampling.policy)
 
 
 def build_ppo(recipe: PPORecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
-    shared = _sampling(recipe, base, reporter, stack)
+    sampling, notes = make_sampling(recipe, base, reporter, stack)
     parts = PPOParts(
-        policy=shared.policy,
-        actor=setup.make_engine(recipe, shared.policy, with_reference=recipe.loss.kl_coef > 0),
-        critic=setup.make_critic(recipe, shared.policy),
-        sampler=shared.sampler,
-        params=setup.sampling_params(recipe.rollout, shared.policy.chat),
-        toolbox=shared.toolbox,
-        rollout=setup.rollout_config(recipe.rollout, shared.sampler),
-        scorer=shared.judges,
-        prompts=shared.data.train,
-        evaluator=_evaluator(recipe, shared),
-        record=IterationRecorder(directory, reporter, RewardWatch.of(recipe, shared.judges.rewards, directory, reporter)),
+        sampling=sampling,
+        actor=setup.make_engine(recipe, sampling.policy, with_reference=recipe.loss.kl_coef > 0),
+        critic=setup.make_critic(recipe, sampling.policy),
+        record=IterationRecorder(directory, reporter, RewardWatch.of(recipe, sampling.judges.rewards, directory, reporter)),
         note=reporter.note,
     )
-    notes = [*shared.data.notes, *role_notes(recipe, shared.judges.models, shared.policy)]
-    return Built(PPO(recipe, parts), notes, shared.policy)
+    return Built(PPO(recipe, parts), [*notes, *role_notes(recipe, sampling.judges.models, sampling.policy)], sampling.policy)

@@ -186,10 +186,6 @@ class DPO:
         tokens = self.engine.global_sum(float(sum(sum(pair.chosen.scored) for pair in pairs)))
         return self.engine.forward_backward(rows, pair_loss(self.recipe.loss, pairs=count, chosen_tokens=tokens))
 
-    def evaluation_due(self, step: int) -> bool:
-        every = self.recipe.evaluation.every
-        return bool(self.heldout) and (step == self.total_steps or (every is not None and step % every == 0))
-
     def evaluate(self, step: int) -> dict[str, float]:
         """Held-out accuracy with its interval, and the means that training logs."""
         if not self.heldout:

@@ -24,20 +24,16 @@ from typing import Any, Literal
 from torch import Tensor
 
 from postgrad import formulas
-from postgrad.protocols import BackwardResult, Engine, LossFunction, Rows, Sampler, SamplingParams
-from postgrad.rollout import RolloutConfig, collect
-from postgrad.rollout.tools import Toolbox
-from postgrad.train.evaluate import Evaluator
+from postgrad.protocols import BackwardResult, Engine, LossFunction, Rows
 from postgrad.train.judged import Denominators, JudgedGroup, Minibatch, split_minibatches
 from postgrad.train.judging import Scored, joined, judge, score
 from postgrad.train.loop import Timer
-from postgrad.train.model_rewards import Judges
-from postgrad.train.order import positions_in_run, row_at
+from postgrad.train.order import positions_in_run
 from postgrad.train.presets import LossSettings, loss_settings
 from postgrad.train.recipe import GRPORecipe
+from postgrad.train.sampling import Sampling
 from postgrad.train.schedule import learning_rate
-from postgrad.train.setup import Policy
-from postgrad.types import Group, Prompt, TrainRow
+from postgrad.types import Group, TrainRow
 
 KL = {"k1": formulas.kl_k1, "k2": formulas.kl_k2, "k3": formulas.kl_k3}
 
@@ -110,15 +106,8 @@ def clip_counts(settings: LossSettings, ratio: Tensor, advantages: Tensor, mask:
 class GRPOParts:
     """What a GRPO run is made of; `build.build_grpo` makes it from a recipe."""
 
-    policy: Policy
+    sampling: Sampling
     engine: Engine
-    sampler: Sampler
-    params: SamplingParams
-    toolbox: Toolbox
-    rollout: RolloutConfig
-    scorer: Judges
-    prompts: Sequence[Prompt]
-    evaluator: Evaluator | None = None
     record: Callable[[int, Scored, Sequence[JudgedGroup]], None] = lambda step, scored, judged: None
     """Told of every batch: writes the rollout file and the failures."""
 
@@ -135,10 +124,10 @@ class GRPO:
         self.updates = recipe.batch.minibatches * recipe.batch.epochs
         batches = None if recipe.max_steps is None else -(-recipe.max_steps // self.updates)
         rollout_batches, self.total_prompts = positions_in_run(
-            size=len(parts.prompts), epochs=recipe.epochs, per_step=recipe.batch.prompts, max_steps=batches
+            size=len(parts.sampling.prompts), epochs=recipe.epochs, per_step=recipe.batch.prompts, max_steps=batches
         )
         self.total_steps = recipe.max_steps or rollout_batches * self.updates
-        outcomes = [reward.name for reward in parts.scorer.rewards if reward.role == "outcome"]
+        outcomes = [reward.name for reward in parts.sampling.judges.rewards if reward.role == "outcome"]
         shown = [f"rewards/{name}/mean" for name in outcomes[:2]]
         self.headline: tuple[str, ...] = ("reward", *shown, "reward_std", "entropy", "completions/mean_length")
 
@@ -152,8 +141,12 @@ class GRPO:
         with self.timer.part("train"):
             result = self._backward(batch)  # ④ loss
             update = self.engine.optimizer_step(learning_rate(step, self.total_steps, self.recipe.optimizer))  # ⑤ update
-        self.parts.sampler.forget()
-        rates = {"grad_norm": update.grad_norm, "learning_rate": update.learning_rate, "epoch": self.drawn / len(self.parts.prompts)}
+        self.parts.sampling.sampler.forget()
+        rates = {
+            "grad_norm": update.grad_norm,
+            "learning_rate": update.learning_rate,
+            "epoch": self.parts.sampling.epochs(self.drawn),
+        }
         return metrics | loss_metrics(batch, result) | rates | self.timer.take()
 
     def _draw(self, step: int) -> Scored:
@@ -168,17 +161,12 @@ class GRPO:
             groups = self._generate(step, range(self.drawn, self.drawn + count))  # ① ②
             self.drawn += count
             with self.timer.part("reward"):
-                draws.append(score(groups, self.parts.scorer, self.recipe.loss))  # ③
+                draws.append(score(groups, self.parts.sampling.judges, self.recipe.loss))  # ③
         return joined(draws)
 
     def _generate(self, step: int, positions: Sequence[int]) -> list[Group]:
-        size, seed, shuffle = len(self.parts.prompts), self.recipe.seed, self.recipe.data.shuffle
-        numbered = [(position, self.parts.prompts[row_at(position, size=size, seed=seed, shuffle=shuffle)]) for position in positions]
         with self.timer.part("rollout"):
-            return collect(
-                numbered, sampler=self.parts.sampler, chat=self.parts.policy.chat, toolbox=self.parts.toolbox, config=self.parts.rollout,
-                params=self.parts.params, seed=seed, step=step,
-            )  # fmt: skip
+            return self.parts.sampling.groups(step, positions)
 
     def _prepare(self, step: int, scored: Scored) -> list[Minibatch]:
         """The minibatches of a rollout batch, with every log-prob that must be taken before the first update."""
@@ -213,19 +201,13 @@ class GRPO:
 
     def score_one(self, step: int) -> Scored:
         """Sample and score the first prompt's group without training on it: what a dry run shows."""
-        return score(self._generate(step, [self.drawn]), self.parts.scorer, self.recipe.loss)
+        return score(self._generate(step, [self.drawn]), self.parts.sampling.judges, self.recipe.loss)
 
     # what the loop needs beside `step`
 
-    def evaluation_due(self, step: int) -> bool:
-        every = self.recipe.evaluation.every
-        return self.parts.evaluator is not None and (step == self.total_steps or (every is not None and step % every == 0))
-
     def evaluate(self, step: int) -> dict[str, float]:
-        if self.parts.evaluator is None:
-            return {}
         with self.timer.part("evaluate"):
-            return self.parts.evaluator.run(step).metrics
+            return self.parts.sampling.evaluate(step)
 
     def state(self) -> dict[str, Any]:
         return {"drawn": self.drawn, "buffer": [batch.to_json() for batch in self.buffer]}
@@ -236,7 +218,7 @@ class GRPO:
 
     def export(self, folder: Path) -> None:
         facts = {"Method": f"GRPO (preset {self.recipe.loss.preset}), {self.total_steps} steps", "Notes": self.recipe.notes}
-        self.parts.policy.export(folder, facts)
+        self.parts.sampling.policy.export(folder, facts)
 
 
 def with_values(row: TrainRow, name: str, values: Sequence[float]) -> TrainRow:

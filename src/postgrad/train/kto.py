@@ -152,10 +152,6 @@ class KTO:
         sums = [sum(map(sum, self.engine.logprobs(rows, model=model))) for model in ("policy", "reference")]
         return (sums[0] - sums[1]) / len(rows)
 
-    def evaluation_due(self, step: int) -> bool:
-        every = self.recipe.evaluation.every
-        return bool(self.heldout) and (step == self.total_steps or (every is not None and step % every == 0))
-
     def evaluate(self, step: int) -> dict[str, float]:
         """How often a held-out answer gained on the reference when it is desirable, and lost when it is not."""
         if not self.heldout:

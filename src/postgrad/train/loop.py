@@ -50,8 +50,6 @@ class Method(Protocol):
         """Metrics on the evaluation set after `step` steps, names starting with `eval/`; empty when there is none."""
         ...
 
-    def evaluation_due(self, step: int) -> bool: ...
-
     def state(self) -> dict[str, Any]:
         """JSON of everything beside the engine that the next step depends on (position in the data, rollout buffer)."""
         ...
@@ -148,7 +146,7 @@ def fit(method: Method, run: RunDirectory, recipe: Base, reporter: Reporter, *, 
             reporter.evaluated(metrics)
             _stop_if_asked(stop, 0, run)
         for step in range(first + 1, method.total_steps + 1):
-            metrics = _one_step(method, step, run)
+            metrics = _one_step(method, step, run, evaluation_every=recipe.evaluation_every)
             reporter.stepped(step, metrics)
             last = step == method.total_steps
             if last or stop.signal is not None or step % recipe.checkpoint.every == 0:
@@ -162,7 +160,7 @@ def fit(method: Method, run: RunDirectory, recipe: Base, reporter: Reporter, *, 
     return run.result
 
 
-def _one_step(method: Method, step: int, run: RunDirectory) -> dict[str, float]:
+def _one_step(method: Method, step: int, run: RunDirectory, *, evaluation_every: int | None) -> dict[str, float]:
     start = time.perf_counter()
     try:
         metrics = method.step(step)
@@ -170,7 +168,7 @@ def _one_step(method: Method, step: int, run: RunDirectory) -> dict[str, float]:
         raise _stopped(step, error, run) from error
     metrics["time/step_s"] = time.perf_counter() - start
     fault(f"step:{step}")
-    if method.evaluation_due(step):
+    if step == method.total_steps or (evaluation_every and step % evaluation_every == 0):
         metrics |= method.evaluate(step)
     run.log(step, metrics)
     return metrics

@@ -30,22 +30,18 @@ from postgrad.data.messages import BadRow
 from postgrad.data.preferences import PairEncoder
 from postgrad.data.tally import Tally
 from postgrad.errors import DataError, RunError
-from postgrad.protocols import Sampler, SamplingParams
 from postgrad.rewards.ledger import equal_groups
 from postgrad.rewards.metrics import reward_metrics
 from postgrad.rewards.score import Scores
-from postgrad.rollout import RolloutConfig, collect
 from postgrad.rollout.metrics import rollout_metrics
 from postgrad.rollout.record import group_to_json
-from postgrad.rollout.tools import Toolbox
 from postgrad.train.datasets import HELDOUT, PAIRS
 from postgrad.train.files import write_text
 from postgrad.train.loop import Reporter, Timer
-from postgrad.train.model_rewards import Judges
-from postgrad.train.order import positions_in_run, row_at
+from postgrad.train.order import positions_in_run
 from postgrad.train.recipe import PairsRecipe
 from postgrad.train.run_directory import RunDirectory
-from postgrad.train.setup import Policy
+from postgrad.train.sampling import Sampling
 from postgrad.types import Group, Prompt, Rollout, StopReason, ToolSpec
 
 Json = dict[str, Any]
@@ -131,13 +127,7 @@ class Reading:
 class PairingParts:
     """What a run is made of; `build.build_pairs` makes it from a recipe."""
 
-    policy: Policy
-    sampler: Sampler
-    params: SamplingParams
-    toolbox: Toolbox
-    rollout: RolloutConfig
-    scorer: Judges
-    prompts: Sequence[Prompt]
+    sampling: Sampling
     directory: RunDirectory
     reporter: Reporter
 
@@ -163,9 +153,12 @@ class Pairing:
 
     def __post_init__(self) -> None:
         self.total_steps, self.total_prompts = positions_in_run(
-            size=len(self.parts.prompts), epochs=self.recipe.epochs, per_step=self.recipe.batch.prompts, max_steps=self.recipe.max_steps
+            size=len(self.parts.sampling.prompts),
+            epochs=self.recipe.epochs,
+            per_step=self.recipe.batch.prompts,
+            max_steps=self.recipe.max_steps,
         )
-        self.reading = Reading(self.parts.policy.chat)
+        self.reading = Reading(self.parts.sampling.policy.chat)
 
     def step(self, step: int) -> dict[str, float]:
         first = (step - 1) * self.recipe.batch.prompts
@@ -179,20 +172,15 @@ class Pairing:
             self.counts[name] += 1
         counted = {f"pairs/{name}": float(self.counts[name]) for name in ("made", *WHY)}
         counted |= {f"pairs/answers_{name}": float(self.counts[f"answers_{name}"]) for name in LEFT_OUT}
-        return counted | reward_metrics(scores) | rollout_metrics(groups) | {"epoch": last / len(self.parts.prompts)} | self.timer.take()
+        return counted | reward_metrics(scores) | rollout_metrics(groups) | {"epoch": self.parts.sampling.epochs(last)} | self.timer.take()
 
     def _answers(self, step: int, positions: Sequence[int]) -> list[Group]:
-        size, seed, shuffle = len(self.parts.prompts), self.recipe.seed, self.recipe.data.shuffle
-        numbered = [(position, self.parts.prompts[row_at(position, size=size, seed=seed, shuffle=shuffle)]) for position in positions]
         with self.timer.part("rollout"):
-            return collect(
-                numbered, sampler=self.parts.sampler, chat=self.parts.policy.chat, toolbox=self.parts.toolbox, config=self.parts.rollout,
-                params=self.parts.params, seed=seed, step=step,
-            )  # fmt: skip
+            return self.parts.sampling.groups(step, positions)
 
     def _scored(self, groups: Sequence[Group]) -> Scores:
         with self.timer.part("reward"):
-            return self.parts.scorer.score(groups)
+            return self.parts.sampling.score(groups)
 
     def _record(self, step: int, group: Group, scores: Scores, index: int) -> Json:
         """One line of a rollout file: the group, its scores, which two answers are the pair, or why there is none."""
@@ -218,7 +206,7 @@ class Pairing:
         return record
 
     def _tools(self, prompt: Prompt) -> tuple[ToolSpec, ...]:
-        return (*self.parts.toolbox.specs, *prompt.tools)
+        return (*self.parts.sampling.toolbox.specs, *prompt.tools)
 
     def _tell_failures(self, step: int, scores: Scores) -> None:
         for failure in scores.failures:
@@ -236,9 +224,6 @@ class Pairing:
         return groups[0], self._scored(groups)
 
     # what the loop needs beside `step`
-
-    def evaluation_due(self, step: int) -> bool:
-        return False
 
     def evaluate(self, step: int) -> dict[str, float]:
         return {}

@@ -29,20 +29,16 @@ import torch
 from torch import Tensor
 
 from postgrad import formulas
-from postgrad.protocols import Engine, LossFunction, Rows, Sampler, SamplingParams
-from postgrad.rollout import RolloutConfig, collect
+from postgrad.protocols import Engine, LossFunction, Rows
 from postgrad.rollout.metrics import rollout_metrics
-from postgrad.rollout.tools import Toolbox
 from postgrad.train.critic import CriticWatch
-from postgrad.train.evaluate import Evaluator
 from postgrad.train.experience import KL, Experience, experience_of
 from postgrad.train.loop import Timer
-from postgrad.train.model_rewards import Judges
-from postgrad.train.order import positions_in_run, row_at
+from postgrad.train.order import positions_in_run
 from postgrad.train.recipe import PPORecipe
+from postgrad.train.sampling import Sampling
 from postgrad.train.schedule import learning_rate
-from postgrad.train.setup import Policy
-from postgrad.types import Group, Prompt, TrainRow
+from postgrad.types import Group, TrainRow
 
 # ⑤ the losses ----------------------------------------------------------------------------------------------------------------------
 
@@ -97,16 +93,9 @@ def critic_loss(recipe: PPORecipe, *, tokens: float) -> LossFunction:
 class PPOParts:
     """What a PPO run is made of; `build.build_ppo` makes it from a recipe."""
 
-    policy: Policy
+    sampling: Sampling
     actor: Engine
     critic: Engine
-    sampler: Sampler
-    params: SamplingParams
-    toolbox: Toolbox
-    rollout: RolloutConfig
-    scorer: Judges
-    prompts: Sequence[Prompt]
-    evaluator: Evaluator | None = None
     record: Callable[[int, Experience], None] = lambda step, experience: None
     """Told of every iteration: writes the rollout file and the failures."""
     note: Callable[[str], None] = lambda text: None
@@ -139,7 +128,7 @@ class PPO:
         self.kl_coef = recipe.loss.kl_coef
         self.watch = CriticWatch(recipe.critic.warmup_steps, parts.note)
         self.total_steps, self.total_prompts = positions_in_run(
-            size=len(parts.prompts), epochs=recipe.epochs, per_step=recipe.batch.prompts, max_steps=recipe.max_steps
+            size=len(parts.sampling.prompts), epochs=recipe.epochs, per_step=recipe.batch.prompts, max_steps=recipe.max_steps
         )
         self.headline: tuple[str, ...] = (
             "objective/scores",
@@ -152,26 +141,20 @@ class PPO:
     def step(self, step: int) -> dict[str, float]:
         groups = self._rollout(step)  # ①
         with self.timer.part("reward"):
-            scores = self.parts.scorer.score(groups)  # ②
+            scores = self.parts.sampling.score(groups)  # ②
         experience = self._experience(groups, scores)  # ③ ④
         self.parts.record(step, experience)
         metrics = experience.metrics() | self._update(step, experience)  # ⑤
-        self.parts.sampler.forget()
+        self.parts.sampling.sampler.forget()
         self._adapt(metrics["objective/kl"], len(experience.steps))
         self.watch.see(step, metrics)
-        epoch = min(step * self.recipe.batch.prompts, self.total_prompts) / len(self.parts.prompts)
+        epoch = self.parts.sampling.epochs(min(step * self.recipe.batch.prompts, self.total_prompts))
         return metrics | rollout_metrics(groups) | {"epoch": epoch} | self.timer.take()
 
     def _rollout(self, step: int) -> list[Group]:
-        size, seed, shuffle = len(self.parts.prompts), self.recipe.seed, self.recipe.data.shuffle
         first = (step - 1) * self.recipe.batch.prompts
-        positions = range(first, min(first + self.recipe.batch.prompts, self.total_prompts))
-        numbered = [(position, self.parts.prompts[row_at(position, size=size, seed=seed, shuffle=shuffle)]) for position in positions]
         with self.timer.part("rollout"):
-            return collect(
-                numbered, sampler=self.parts.sampler, chat=self.parts.policy.chat, toolbox=self.parts.toolbox, config=self.parts.rollout,
-                params=self.parts.params, seed=seed, step=step,
-            )  # fmt: skip
+            return self.parts.sampling.groups(step, range(first, min(first + self.recipe.batch.prompts, self.total_prompts)))
 
     def _experience(self, groups: Sequence[Group], scores: Any) -> Experience:
         """Old log-probs, reference log-probs and values, all from before the first update; then advantages and returns."""
@@ -246,15 +229,9 @@ class PPO:
 
     # what the loop needs beside `step`
 
-    def evaluation_due(self, step: int) -> bool:
-        every = self.recipe.evaluation.every
-        return self.parts.evaluator is not None and (step == self.total_steps or (every is not None and step % every == 0))
-
     def evaluate(self, step: int) -> dict[str, float]:
-        if self.parts.evaluator is None:
-            return {}
         with self.timer.part("evaluate"):
-            return self.parts.evaluator.run(step).metrics
+            return self.parts.sampling.evaluate(step)
 
     def state(self) -> dict[str, Any]:
         return {"kl_coef": self.kl_coef, "watch": self.watch.state()}
@@ -264,4 +241,4 @@ class PPO:
         self.watch.load_state(state["watch"])
 
     def export(self, folder: Path) -> None:
-        self.parts.policy.export(folder, {"Method": f"PPO, {self.total_steps} iterations", "Notes": self.recipe.notes})
+        self.parts.sampling.policy.export(folder, {"Method": f"PPO, {self.total_steps} iterations", "Notes": self.recipe.notes})

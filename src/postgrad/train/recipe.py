@@ -384,8 +384,8 @@ class Base(Section):
 
     @model_validator(mode="after")
     def _evaluates_something(self) -> Base:
-        data, evaluation = getattr(self, "data", None), getattr(self, "evaluation", None)
-        if data is not None and evaluation is not None and evaluation.every is not None and data.eval is None:
+        data = getattr(self, "data", None)
+        if data is not None and self.evaluation_every is not None and data.eval is None:
             raise _refuse("evaluation.every", "acts only with data.eval: name held-out rows, or a share of the training rows")
         return self
 
@@ -394,6 +394,12 @@ class Base(Section):
         if (self.max_steps is None) == (self.epochs is None):
             raise _refuse("max_steps", "set exactly one of max_steps and epochs")
         return self
+
+    @property
+    def evaluation_every(self) -> int | None:
+        """Steps between evaluations; None = at the end alone, as in methods without the section."""
+        every: int | None = getattr(getattr(self, "evaluation", None), "every", None)
+        return every
 
 
 class Training(Base):

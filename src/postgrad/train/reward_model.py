@@ -103,10 +103,6 @@ class RewardModelling:
             "num_tokens": float(sum(len(row.token_ids) - 1 for row in rows)),
         } | self.timer.take()
 
-    def evaluation_due(self, step: int) -> bool:
-        every = self.recipe.evaluation.every
-        return bool(self.heldout) and (step == self.total_steps or (every is not None and step % every == 0))
-
     def evaluate(self, step: int) -> dict[str, float]:
         """Held-out accuracy with its interval, margin, how scores follow length, and whether σ(margin) is an honest probability."""
         if not self.heldout:

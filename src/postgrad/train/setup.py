@@ -69,6 +69,11 @@ class Policy:
     model: LanguageModel
     chat: ChatFormat
 
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """What was loaded, for whoever comes back to a run: the same weights and the same chat format."""
+        return {"the model's weights": self.model.fingerprint, "the tokenizer or chat template": self.chat.fingerprint}
+
     def export(self, folder: Path, facts: Mapping[str, str]) -> None:
         """Writes the model with the chat template it was trained with."""
         save(self.model, folder, facts=facts, chat_template=self.chat.template_source)

@@ -83,10 +83,6 @@ class SFT:
         trained = self.engine.global_sum(float(sum(row.trained_tokens for row in batch)))
         return self.engine.forward_backward(batch, sft_loss(trained))
 
-    def evaluation_due(self, step: int) -> bool:
-        every = self.recipe.evaluation.every
-        return bool(self.heldout) and (step == self.total_steps or (every is not None and step % every == 0))
-
     def evaluate(self, step: int) -> dict[str, float]:
         """Mean loss over the trained tokens of the evaluation rows: a batch without any cannot turn it into NaN (trl#1053)."""
         if not self.heldout:
