@@ -1,0 +1,118 @@
+"""An environment is a class whose methods are tools and whose instance belongs to one rollout.
+
+1. `Environment`        the class: what its `reset` asks for.
+2. `environment_tools`  its public methods as tools.
+3. `open_instances`     one rollout's instances, made and reset.
+4. `ToolSession`        the tools of one rollout, with its own instances.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from postgrad.errors import DataError, RecipeError
+from postgrad.rollout.declare import BoundTool, Tool, call, options_of
+from postgrad.rollout.signature import read_signature
+from postgrad.types import Prompt
+
+_LIFECYCLE = ("reset", "close")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A class with state for one rollout. Its public methods are tools, except
+
+    `reset(self, **columns)`, called before the first turn with the dataset columns it names; the text it returns, if any, is
+    appended to the last user message; and `close(self)`, called when the rollout has ended, however it ended.
+    """
+
+    factory: Callable[[], Any]
+    name: str
+
+    def reset_arguments(self, prompt: Prompt) -> dict[str, Any]:
+        """The dataset columns that `reset` asks for. Raises `DataError` when the row lacks one."""
+        reset = getattr(self.factory, "reset", None)
+        if reset is None:
+            return {}
+        parameters = list(inspect.signature(reset).parameters.values())[1:]
+        if any(item.kind is item.VAR_KEYWORD for item in parameters):
+            return dict(prompt.columns)
+        names = [item.name for item in parameters]
+        needed = [item.name for item in parameters if item.default is item.empty]
+        if missing := [name for name in needed if name not in prompt.columns]:
+            what = f"{self.name}.reset asks for column {missing[0]!r}, which this row lacks (it has: {', '.join(prompt.columns) or 'none'})"
+            raise DataError(what, where=prompt.row, hint="add the column to the data or give the parameter a default")
+        return {name: prompt.columns[name] for name in names if name in prompt.columns}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSession:
+    """The tools of one rollout, by name. `instances` are its environments, `observation` what their resets returned."""
+
+    tools: Mapping[str, BoundTool]
+    instances: tuple[Any, ...] = ()
+    observation: str = ""
+
+    def close(self) -> None:
+        """Close every environment; the first error is raised after all have been closed."""
+        errors: list[BaseException] = []
+        for instance in self.instances:
+            try:
+                call(getattr(instance, "close", lambda: None), {})
+            except BaseException as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def open_instances(environments: Sequence[Environment], reset_arguments: Sequence[Mapping[str, Any]]) -> ToolSession:
+    """Make and reset one rollout's environments: a session that has no tools yet. Runs user code: call it where it can be abandoned.
+
+    What was made is closed again when a later constructor or reset raises.
+    """
+    session = ToolSession({})
+    observations: list[str] = []
+    try:
+        for environment, arguments in zip(environments, reset_arguments, strict=True):
+            instance = environment.factory()
+            session = ToolSession({}, (*session.instances, instance))
+            observed = call(instance.reset, arguments) if hasattr(instance, "reset") else None
+            observations += [_observation(observed, environment.name)] if observed is not None else []
+    except BaseException:
+        session.close()
+        raise
+    return ToolSession({}, session.instances, "\n".join(observations))
+
+
+def _observation(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name}.reset returns the first observation as text, or None; it returned {type(value).__name__}")
+    return value
+
+
+def environment_tools(factory: type, index: int, *, where: str) -> list[Tool]:
+    """The public methods of an environment class, the `index`-th of its toolbox. Raises `RecipeError` when it has none."""
+    needed = [
+        item.name
+        for item in inspect.signature(factory).parameters.values()
+        if item.default is item.empty and item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
+    ]
+    if needed:
+        hint = "an environment is made without arguments; take dataset columns in `reset`"
+        raise RecipeError(f"{factory.__name__} needs the argument `{needed[0]}`", where=where, hint=hint)
+    methods = [
+        method
+        for name, method in inspect.getmembers(factory, inspect.isfunction)
+        if not name.startswith("_") and name not in _LIFECYCLE and not isinstance(inspect.getattr_static(factory, name), staticmethod)
+    ]
+    if not methods:
+        raise RecipeError(f"{factory.__name__} has no public method", where=where, hint="each public method of an environment is a tool")
+    tools = []
+    for method in methods:
+        options = options_of(method)
+        spec, signature = read_signature(method, name=options.name or method.__name__, where=where, bound=True)
+        tools.append(Tool(spec, signature, method, options, index))
+    return tools
