@@ -72,6 +72,16 @@ def test_other_and_several_answers_are_wrong(gold, text):
     assert math_accuracy(view(text), gold) == 0.0
 
 
+def test_a_worker_thread_gives_the_same_values_as_the_main_one():
+    """verl#5635: math-verify's own time-out needs signals, and off the main thread everything silently became 0."""
+    rows = [*RIGHT, *WRONG]
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(math_accuracy(view(text), gold) for gold, text in rows))
+    thread.start()
+    thread.join(60)
+    assert found == [1.0] * len(RIGHT) + [0.0] * len(WRONG)
+
+
 @pytest.mark.parametrize("gold", [None, "", "####", r"\boxed{}", "???"])
 def test_a_gold_that_is_no_mathematics_abstains(gold):
     assert math_accuracy(view("42"), gold) is None
