@@ -154,5 +154,5 @@ def test_the_page_says_how_many_simulations_there_are():
     from postgrad.testing.simulate import FAULTS, HEALTHY
 
     page = PAGE.read_text(encoding="utf-8")
-    numbers = {9: "nine", 32: "thirty-two"}
+    numbers = {11: "eleven", 33: "thirty-three"}
     assert f"healthy ones of {numbers[len(HEALTHY)]} kinds, and {numbers[len(FAULTS)]} with one fault each" in page

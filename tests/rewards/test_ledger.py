@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postgrad.rewards.ledger import (
@@ -174,6 +174,7 @@ def test_normalised_sums_split_exactly_too(batch):
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none", "leave_one_out", "normalize_then_sum"])
 @pytest.mark.parametrize("positive_weight", [0.0, 0.1, 2.0])
+@settings(deadline=None, max_examples=25)
 @given(batch=batches())
 def test_weighed_advantages_split_exactly_too(scale, positive_weight, batch):
     torch = pytest.importorskip("torch")

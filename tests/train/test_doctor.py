@@ -136,6 +136,8 @@ def test_every_key_that_a_fix_names_is_a_key_of_the_methods_recipe(method):
             changed = dataclasses.replace(observed, method=method) if observed.method in ("grpo", "ppo") else observed
             keys |= {fix.key for finding in examine(changed).findings if changed.method == method for fix in finding.fixes}
     assert keys - {"rewards", *_keys(METHODS[method])} == set()
+    remedies = {"loss.filter", "loss.positive_weight", "loss.normalize", "rollout.group_size", "rollout.temperature"}
+    assert remedies <= keys or method != "grpo"
     assert len(keys) >= {"grpo": 15, "ppo": 10, "dpo": 2, "reward": 1}[method]
 
 

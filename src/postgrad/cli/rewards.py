@@ -1,4 +1,5 @@
-"""`postgrad rewards`: what is known of rewards before training (`check`), and which layer of an answer each of them notices (`matrix`)."""
+"""`postgrad rewards`: before training, what is known of them (`check`) and which layer of an answer each notices (`matrix`); after it,
+what leaving one out changes (`ablate`)."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from postgrad.errors import CheckFailed, RecipeError
 
 if TYPE_CHECKING:
     from postgrad.rewards.check import Report, Sample
-    from postgrad.rewards.ledger import Scale
+    from postgrad.rewards.ledger import Scheme
     from postgrad.rewards.load import LoadedReward
     from postgrad.train.recipe import RLRecipe
 
-app = typer.Typer(help="Check rewards before training: contract, lazy strategies, scope, scale.", no_args_is_help=True)
+app = typer.Typer(help="Check rewards before training; leave one out after it.", no_args_is_help=True)
 
 TargetArgument = Annotated[
     list[str], typer.Argument(help="rewards.py (all of its rewards), rewards.py:name[,name], a shipped reward, or a recipe (.yaml).")
@@ -75,6 +76,34 @@ def matrix(
             print(f"{found.severity}: {found.reward + ': ' if found.reward else ''}{found.message}")
 
 
+@app.command()
+def ablate(
+    run: Annotated[Path, typer.Argument(help="A run directory; without --gradient and --trained whatever `postgrad doctor` reads.")],
+    reward: Annotated[list[str] | None, typer.Option(help="Leave out only this reward; repeat for several. Default: each in turn.")] = None,
+    gradient: Annotated[bool, typer.Option("--gradient", help="Which way each reward pulls the weights, on one stored batch.")] = False,
+    at: Annotated[
+        str | None, typer.Option(help="start or final: the model that --gradient looks at. Default: final if there is a checkpoint.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Step whose rollouts --gradient looks at.")] = None,
+    trained: Annotated[bool, typer.Option("--trained", help="Train short runs, each without one reward, and compare behaviour.")] = False,
+    seeds: Annotated[int, typer.Option(min=3, help="Seeds of --trained.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each run of --trained.")] = 20,
+    outcome: Annotated[
+        list[str] | None, typer.Option(help="Name of the reward that is the task itself, where a file does not say.")
+    ] = None,
+    weight: Annotated[list[str] | None, typer.Option(help="NAME=NUMBER, where a file does not say; repeat for several.")] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Leave a reward out: what changes in the advantages of a run's rollouts (no model), in its gradient, or in short runs."""
+    from postgrad.cli.ablate import Asked, run_ablate
+
+    asked = Asked(
+        rewards=reward or [], outcome=outcome or [], weights=weight or [], gradient=gradient, at=at, batch=batch, trained=trained,
+        seeds=seeds, steps=steps,
+    )  # fmt: skip
+    run_ablate(run, asked, json_output=json_output)
+
+
 @dataclass(frozen=True)
 class _Target:
     """Rewards, and what a recipe says beside them."""
@@ -84,13 +113,14 @@ class _Target:
     base: Path = Path()
 
     @property
-    def scale(self) -> Scale:
-        from postgrad.train.presets import PRESETS
+    def scheme(self) -> Scheme:
+        from postgrad.rewards.ledger import Scheme
+        from postgrad.train.presets import loss_settings
         from postgrad.train.recipe import GRPORecipe
 
         if self.recipe is None:
-            return "group"
-        return (self.recipe.loss.scale or PRESETS[self.recipe.loss.preset].scale) if isinstance(self.recipe, GRPORecipe) else "none"
+            return Scheme("group")
+        return loss_settings(self.recipe.loss, self.recipe.rollout).scheme if isinstance(self.recipe, GRPORecipe) else Scheme("none")
 
 
 def _report(
@@ -111,7 +141,7 @@ def _report(
     if any(STEP in reward.form.required for reward in target.rewards):
         samples = [replace(sample, prompt=replace(sample.prompt, columns={STEP: 0, **sample.prompt.columns})) for sample in samples]
     check_columns(target.rewards, frozenset.intersection(*(frozenset(sample.prompt.columns) for sample in samples)))
-    return check_rewards(target.rewards, samples, scale=target.scale, weighted=target.recipe is not None)
+    return check_rewards(target.rewards, samples, scheme=target.scheme, weighted=target.recipe is not None)
 
 
 def _load(targets: list[str], args: dict[str, Any]) -> _Target:

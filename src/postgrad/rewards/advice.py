@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from postgrad.rewards.base import RewardRole
 from postgrad.rewards.filter import cancelling_rewards
-from postgrad.rewards.ledger import EQUAL, Scale, equal_groups
+from postgrad.rewards.ledger import EQUAL, Floats, Scheme, equal_groups
 from postgrad.rewards.score import Scores
 
 
@@ -40,26 +41,32 @@ class Note:
     message: str
 
 
-def design_notes(rewards: Sequence[Declared], *, scale: Scale) -> list[Note]:
-    """Notes on the recipe's `rewards:` as declared. `scale` is how advantages are scaled."""
+def design_notes(rewards: Sequence[Declared], scheme: Scheme) -> list[Note]:
+    """Notes on the recipe's `rewards:` as declared. `scheme` is how advantages are made of them."""
     notes = [Note("no-effect-weight", f"reward {r.name} has weight 0: it is logged and trains nothing") for r in rewards if r.weight == 0.0]
     acting = [reward for reward in rewards if reward.weight != 0.0]
     if not any(reward.role == "outcome" for reward in acting):
         notes.append(Note("no-outcome", "no reward has the role outcome: nothing says what the task itself is"))
-    if len(acting) == 1 and scale in ("group", "batch") and abs(acting[0].weight) != 1.0:
-        why = f"advantages are divided by the {scale}'s standard deviation"
+    if len(acting) == 1 and (scheme.divides_by_group or scheme.scale == "batch") and abs(acting[0].weight) != 1.0:
+        why = f"advantages are divided by the {'group' if scheme.divides_by_group else 'batch'}'s standard deviation"
         notes.append(Note("no-effect-scale", f"the weight {acting[0].weight:g} of the only reward has no effect: {why}"))
-    return notes + _outranking(acting)
+    return notes + _outranking(acting, scheme)
 
 
-def _outranking(acting: Sequence[Declared]) -> list[Note]:
-    """Shaping rewards that together outweigh the outcome: then a wrong answer can outrank a right one."""
+def _outranking(acting: Sequence[Declared], scheme: Scheme) -> list[Note]:
+    """Shaping rewards that together outweigh the outcome: then a wrong answer can outrank a right one.
+
+    What they move the total by is weight × range; the weight alone where each is divided by its own standard deviation first.
+    """
     outcome, shaping = [r for r in acting if r.role == "outcome"], [r for r in acting if r.role == "shaping"]
-    if not outcome or any(reward.range is None for reward in acting):
+    if not outcome or (not scheme.each_normalized and any(reward.range is None for reward in acting)):
         return []
-    gap, help_ = sum(map(_width, outcome)), sum(map(_width, shaping))
+    gap, help_ = (sum(abs(r.weight) if scheme.each_normalized else _width(r) for r in part) for part in (outcome, shaping))
     if help_ <= gap * (1 + EQUAL):
         return []
+    if scheme.each_normalized:
+        message = f"each reward is normalised first, so only weights count: {help_:g} for shaping rewards, {gap:g} for the outcome"
+        return [Note("shaping-outranks-outcome", f"{message}; a wrong answer can outrank a right one")]
     message = f"the shaping rewards move the total by up to {help_:g}, the outcome by {gap:g}: a wrong answer can outrank a right one"
     return [Note("shaping-outranks-outcome", message)]
 
@@ -69,11 +76,13 @@ def _width(reward: Declared) -> float:
     return abs(reward.weight) * (high - low)
 
 
-def observed_notes(rewards: Sequence[Declared], scores: Scores, *, scale: Scale) -> list[Note]:
-    """Notes on one batch of scores."""
+def observed_notes(rewards: Sequence[Declared], scores: Scores, scheme: Scheme) -> list[Note]:
+    """Notes on one batch of scores. `scheme` is how advantages are made of them."""
     notes = [note for index, reward in enumerate(rewards) for note in _out_of_range(reward, scores.values[:, index])]
     notes += _silent(scores)
-    notes += _two_levels(scores) if scale == "group" else []
+    notes += _two_levels(scores, scheme) if scheme.divides_by_group and scheme.positive_weight == 1.0 else []
+    if scheme.each_normalized:  # what cancels in the total need not cancel then
+        return notes
     cancelling = cancelling_rewards(scores.values, scores.weights, scores.totals, scores.names, scores.group_size)
     for names in dict.fromkeys(cancelling.values()):
         count = sum(found == names for found in cancelling.values())
@@ -98,17 +107,45 @@ def _silent(scores: Scores) -> list[Note]:
     return [Note("never-scored", f"reward {name} scored none of {len(scores.values)} rollouts") for name in names]
 
 
-def _two_levels(scores: Scores) -> list[Note]:
+def _two_levels(scores: Scores, scheme: Scheme) -> list[Note]:
     """'The punishment must exceed the reward' acts only where a group has three levels or more: with two, dividing by the standard
-    deviation gives {1, 0}, {1, −1} and {1, −5} the same advantages."""
-    groups = scores.totals.reshape(-1, scores.group_size)[~equal_groups(scores.totals, scores.group_size)]
-    if not len(groups) or any(_levels(group) > 2 for group in groups) or not _penalty(groups):
-        return []
-    message = (
-        "every group of this batch has two levels of reward, and advantages are divided by the group's standard deviation: the size of the "
-        "penalty has no effect ({1, 0}, {1, −1} and {1, −5} give the same advantages). It acts with scale: none, or with a third level"
+    deviation gives {1, 0}, {1, −1} and {1, −5} the same advantages. The levels are those of the total, or of each reward where each is
+    normalised by itself."""
+    weighted = (scores.values * np.array(scores.weights)).T
+    for number, values in enumerate(weighted if scheme.each_normalized else [scores.totals]):
+        groups = values.reshape(-1, scores.group_size)[~equal_groups(values, scores.group_size)]
+        if len(groups) and all(_levels(group) == 2 for group in groups) and _penalty(groups):
+            return [Note("no-effect-penalty", _penalty_note(groups[0], scores.names[number] if scheme.each_normalized else "reward"))]
+    return []
+
+
+def _penalty_note(group: Floats, what: str) -> str:
+    """The arithmetic, on one group [G] of two levels."""
+    counted = group[~np.isnan(group)]
+    high, low, size = float(counted.max()), float(counted.min()), len(counted)
+    above = int((counted > (high + low) / 2).sum())
+    up, down = two_level_advantages(above, size)
+    return (
+        f"every group of this batch has two levels of {what}, and these are divided by the group's standard deviation: the size of the "
+        f"penalty has no effect. With {above} of {size} rollouts at {high:g} and {size - above} at {low:g} the advantages are {up:+.2f} "
+        f"and {down:+.2f}; with {5 * low:g} in the place of {low:g} they are the same, because the distance between the levels cancels: "
+        "√((1 − q)/q · (n − 1)/n) and −√(q/(1 − q) · (n − 1)/n), q = the share above. A penalty exceeds the reward with "
+        "loss.positive_weight below 1 (0.2: a mistake teaches as much as five successes), with loss.scale: none, or with a third level"
     )
-    return [Note("no-effect-penalty", message)]
+
+
+def two_level_advantages(above: int, size: int) -> tuple[float, float]:
+    """Advantages of a group of `size` rollouts of which `above` have the higher of two rewards, whatever the two rewards are.
+
+        A = √((1 − q)/q · (n − 1)/n) and −√(q/(1 − q) · (n − 1)/n),   q = above/n
+
+    for d = high − low: r − mean is (1 − q)·d or −q·d, and the sample standard deviation is d·√(q(1 − q) · n/(n − 1)), so d cancels.
+
+    >>> [round(value, 3) for value in two_level_advantages(1, 4)]
+    [1.5, -0.5]
+    """
+    share, sample = above / size, (size - 1) / size
+    return math.sqrt((1.0 - share) / share * sample), -math.sqrt(share / (1.0 - share) * sample)
 
 
 def _levels(group: NDArray[np.float64]) -> int:

@@ -29,6 +29,29 @@ Flags = NDArray[np.bool_]
 Scale = Literal["group", "batch", "none", "leave_one_out"]
 Normalize = Literal["sum_then_normalize", "normalize_then_sum"]
 
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How advantages are made of rewards: what the sum is divided by, what is normalised first, and what positive ones are weighed by.
+
+    scale: group | batch | none | leave_one_out; without effect under normalize_then_sum, which scales by group, then by batch.
+    """
+
+    scale: Scale
+    normalize: Normalize = "sum_then_normalize"
+    positive_weight: float = 1.0
+
+    @property
+    def each_normalized(self) -> bool:
+        """Each reward is normalised in its group before the sum: ranges have no effect, weights have."""
+        return self.normalize == "normalize_then_sum"
+
+    @property
+    def divides_by_group(self) -> bool:
+        """What a group has two levels of gets the same advantages, whatever the levels are."""
+        return self.each_normalized or self.scale == "group"
+
+
 EQUAL = 1e-6
 """Rewards of a group that differ by at most EQUAL · max(1, max |r|) are equal: rounding, not signal (as in `formulas.advantages`)."""
 
@@ -88,7 +111,7 @@ def compared_total(
     array, weight = _checked(values, weights)
     if normalize == "sum_then_normalize":
         return weighted_total(array, weight, group_size)
-    return _normalized_total(array, weight, _normalized(array, weight, group_size, eps))
+    return _normalized_total(array, weight, normalized(array, group_size, eps=eps) * weight)
 
 
 def outcome_total(values: ArrayLike, weights: ArrayLike, roles: Sequence[RewardRole], group_size: int) -> Floats | None:
@@ -205,15 +228,16 @@ def _factors(totals: Floats, group_size: int, scale: Scale, eps: float) -> Float
 
 def _shares_of_normalized(values: Floats, weights: Floats, group_size: int, eps: float) -> Floats:
     """Each reward normalised within its group, the sum normalised over the batch. An abstaining reward adds 0, its normalised mean."""
-    shares = _normalized(values, weights, group_size, eps)
+    shares = normalized(values, group_size, eps=eps) * weights
     totals = _normalized_total(values, weights, shares)
     return shares * _factors(totals, len(totals), "group", eps)
 
 
-def _normalized(values: Floats, weights: Floats, group_size: int, eps: float) -> Floats:
-    """w_k (r_k − mean_g r_k) / (std_g r_k + ε) [N, K]."""
-    columns = [centred(column, group_size) * np.repeat(_factors(column, group_size, "group", eps), group_size) for column in values.T]
-    parts: Floats = np.stack(columns, axis=1) * weights
+def normalized(values: ArrayLike, group_size: int, *, eps: float = 1e-4) -> Floats:
+    """n_k = (r_k − mean_g r_k) / (std_g r_k + ε) of each reward by itself: [N, K] → [N, K], 0 where abstained or equal."""
+    table = np.asarray(values, dtype=np.float64)
+    factors = [np.repeat(_factors(column, group_size, "group", eps), group_size) for column in table.T]
+    parts: Floats = centred(table, group_size) * np.stack(factors, axis=1)
     return parts
 
 

@@ -182,6 +182,20 @@ def _healthy_entropy(world: World) -> None:
     world.numbers["entropy"] = np.geomspace(1.0, 0.15, world.steps)
 
 
+def _healthy_normalized(world: World) -> None:
+    """Each reward normalised before the sum; one has a range that would drown the others."""
+    world.settings["loss.normalize"], world.scheme = "normalize_then_sum", Scheme("group", "normalize_then_sum")
+    _draw(world)
+    world.rewards = [CORRECT, FORMAT, RewardInfo("clarity", 0.2, "shaping", (0.0, 100.0))]
+    world.values["clarity"] = 100.0 * world.values["clarity"]
+
+
+def _healthy_positive_weight(world: World) -> None:
+    """Learns mostly from mistakes."""
+    world.settings["loss.positive_weight"], world.scheme = 0.1, Scheme("group", positive_weight=0.1)
+    _draw(world)
+
+
 # faults ---------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -192,6 +206,15 @@ def _all_fail(world: World) -> None:
 
 def _all_pass(world: World) -> None:
     _draw(world, start=4.0, end=5.0)
+    world.rewards = [CORRECT]
+
+
+def _cold(world: World) -> None:
+    """A low temperature: nine groups of ten are copies of one rollout, on prompts of middling difficulty."""
+    world.settings["rollout.temperature"] = 0.2
+    _draw(world, start=0.0, end=0.5)
+    copied = world.noise.random((world.groups, 1)) < 0.9
+    world.values["correct"] = np.where(copied, world.values["correct"][:, :1], world.values["correct"])
     world.rewards = [CORRECT]
 
 
@@ -401,6 +424,7 @@ class Fault:
 FAULTS: Mapping[str, Fault] = {
     "all_fail": Fault("R1", "critical", "no rollout is right"),
     "all_pass": Fault("R1", "critical", "every rollout is right"),
+    "cold": Fault("R1", "critical", "the rollouts of a group are copies: the temperature is too low"),
     "phantom": Fault("R2", "critical", "most groups have one outcome and learn from shaping"),
     "shaping_dominates": Fault("R3", "warn", "a shaping reward owns the advantages"),
     "dead_reward": Fault("R3", "info", "a weight too small to matter"),
@@ -441,8 +465,11 @@ _WORLDS: Mapping[str, Callable[[World], None]] = {
     "healthy_small_groups": _healthy_small_groups,
     "healthy_ppo": _healthy_ppo,
     "healthy_entropy": _healthy_entropy,
+    "healthy_normalized": _healthy_normalized,
+    "healthy_positive_weight": _healthy_positive_weight,
     "all_fail": _all_fail,
     "all_pass": _all_pass,
+    "cold": _cold,
     "phantom": _phantom,
     "shaping_dominates": _shaping_dominates,
     "dead_reward": _dead_reward,

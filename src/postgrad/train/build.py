@@ -189,7 +189,7 @@ def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter
     parts = GRPOParts(
         sampling=sampling,
         engine=setup.make_engine(recipe, sampling.policy, with_reference=recipe.loss.kl_coef > 0),
-        record=Recorder(directory, reporter, rewards, loss_settings(recipe.loss, recipe.rollout).scale, watch),
+        record=Recorder(directory, reporter, rewards, loss_settings(recipe.loss, recipe.rollout).scheme, watch),
     )
     return Built(GRPO(recipe, parts), [*notes, *grpo_notes(recipe, rewards, sampling.policy)], sampling.policy)
 

@@ -22,7 +22,7 @@ def grpo_notes(recipe: GRPORecipe, rewards: Sequence[Declared], policy: Policy) 
         notes.append("with one update per batch the ratio is exactly 1: the clip range has no effect")
     if policy.model.autocast is not None and settings.old_logprobs == "sampler":
         notes.append(f"sampling in {policy.model.autocast}: the ratio corrects its rounding (sampling/logprob_difference shows how much)")
-    return notes + [note.message for note in design_notes(rewards, scale=settings.scale)]
+    return notes + [note.message for note in design_notes(rewards, settings.scheme)]
 
 
 def role_notes(recipe: PPORecipe, models: Sequence[ModelReward], policy: Policy) -> list[str]:

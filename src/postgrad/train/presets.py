@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from postgrad.rewards.ledger import Normalize, Scheme
 from postgrad.train.recipe import GRPOLoss, PresetName, Rollout
 
 AdvantageScale = Literal["group", "batch", "none", "leave_one_out"]
@@ -70,6 +71,8 @@ class LossSettings:
     surrogate: Literal["clipped", "cispo", "reinforce"]
     aggregation: Literal["token_mean", "sequence_mean", "constant_length"]
     scale: AdvantageScale
+    normalize: Normalize
+    positive_weight: float
     clip_low: float
     clip_high: float
     max_ratio: float | None
@@ -77,6 +80,11 @@ class LossSettings:
     old_logprobs: Literal["sampler", "policy"]
     kl_coef: float
     kl_estimator: Literal["k1", "k2", "k3"]
+
+    @property
+    def scheme(self) -> Scheme:
+        """How advantages are made of rewards."""
+        return Scheme(self.scale, self.normalize, self.positive_weight)
 
 
 def loss_settings(loss: GRPOLoss, rollout: Rollout) -> LossSettings:
@@ -88,6 +96,8 @@ def loss_settings(loss: GRPOLoss, rollout: Rollout) -> LossSettings:
         surrogate=preset.surrogate,
         aggregation=preset.aggregation,
         scale=loss.scale or preset.scale,
+        normalize=loss.normalize,
+        positive_weight=loss.positive_weight,
         clip_low=preset.clip_low if loss.clip_low is None else loss.clip_low,
         clip_high=preset.clip_high if loss.clip_high is None else loss.clip_high,
         max_ratio=loss.max_ratio,

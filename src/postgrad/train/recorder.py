@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from postgrad.rewards.advice import Declared, observed_notes
+from postgrad.rewards.ledger import Scheme
 from postgrad.train.doctor import RewardWatch
 from postgrad.train.experience import Experience
 from postgrad.train.judged import JudgedGroup
 from postgrad.train.judging import Scored
 from postgrad.train.loop import Reporter
-from postgrad.train.presets import AdvantageScale
 from postgrad.train.run_directory import RunDirectory
 
 
@@ -41,7 +41,7 @@ class Recorder:
     directory: RunDirectory
     reporter: Reporter
     rewards: Sequence[Declared]
-    scale: AdvantageScale
+    scheme: Scheme
     watch: RewardWatch
     said: set[str] = field(default_factory=set)
 
@@ -51,7 +51,7 @@ class Recorder:
         for failure in scored.scores.failures:
             self.directory.event("reward_failure", step=step, **asdict(failure))
             self._once(f"failure {failure.reward} {failure.kind}", f"reward {failure.reward} failed at {failure.row}: {failure.message}")
-        for note in observed_notes(self.rewards, scored.scores, scale=self.scale):
+        for note in observed_notes(self.rewards, scored.scores, self.scheme):
             self._once(note.id, note.message)
         self.watch(step, records, scored.scores.failures)
 

@@ -7,6 +7,7 @@ import pytest
 
 from postgrad.rewards.check import Draft, Sample, check_rewards, say
 from postgrad.rewards.check.lazy import STRATEGIES, strategies
+from postgrad.rewards.ledger import Scheme
 from postgrad.rewards.load import load_rewards
 from postgrad.types import Message, Prompt, ToolCall
 
@@ -212,8 +213,10 @@ def test_shaping_that_outranks_the_outcome_is_shown_on_a_row(tmp_path):
 
 def test_principle_two_is_said_where_it_applies(tmp_path):
     source = PUNISHES
-    assert "scale.no-effect-penalty" in ids(check(tmp_path, source, "rewards.py:r", weighted=True, scale="group"), severity="info")
-    assert "scale.no-effect-penalty" not in ids(check(tmp_path, source, "rewards.py:r", weighted=True, scale="none"))
+    assert "scale.no-effect-penalty" in ids(check(tmp_path, source, "rewards.py:r", weighted=True, scheme=Scheme("group")), severity="info")
+    assert "scale.no-effect-penalty" not in ids(check(tmp_path, source, "rewards.py:r", weighted=True, scheme=Scheme("none")))
+    weighed = check(tmp_path, source, "rewards.py:r", weighted=True, scheme=Scheme("group", positive_weight=0.2))
+    assert "scale.no-effect-penalty" not in ids(weighed)
     scaled = check(tmp_path, source, {"use": "rewards.py:r", "weight": 3.0}, weighted=True)
     assert "scale.no-effect-scale" in ids(scaled, severity="info")
 

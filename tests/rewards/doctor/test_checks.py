@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -77,6 +78,26 @@ def test_collapse_counts_groups_by_their_spread_and_names_their_kind():
     rate = 1.5 / 5
     assert found.evidence["expected"] == pytest.approx(rate**4 + (1 - rate) ** 4, abs=0.02)
     assert found.fixes[0].key == "rollout.temperature"
+
+
+def test_groups_that_agree_more_often_than_chance_at_a_low_temperature_ask_for_a_higher_one():
+    """Half of the prompts always right, half always wrong: p = 1/2, and independent rollouts would agree in 1/8 of the groups."""
+    for kinds in ((ALL_WRONG, ALL_WRONG, ALL_RIGHT, MIXED), (ALL_RIGHT, ALL_RIGHT, ALL_WRONG, MIXED)):
+        cold = finding("R1", run(*kinds, settings={"rollout.temperature": 0.2}))
+        assert (cold.fixes[0].key, cold.fixes[0].value) == ("rollout.temperature", "1.0")
+        assert "75 % of the groups agree, independent ones would in" in cold.fixes[0].why
+    warm = finding("R1", run(ALL_RIGHT, ALL_RIGHT, ALL_WRONG, MIXED, settings={"rollout.temperature": 1.0}))
+    assert warm.fixes[0].value == "harder rows"
+
+
+def test_as_many_equal_groups_as_chance_gives_are_no_matter_of_the_temperature():
+    """p = 1/8 and groups of four: .59 are expected to agree, .5 do; .3 of groups of ten would."""
+    found = finding("R1", run(ALL_WRONG, MIXED, settings={"rollout.temperature": 0.7}))
+    assert found.evidence["value"] == 0.5
+    assert found.fixes[0].value == "higher"
+    (size,) = [fix for fix in found.fixes if fix.key == "rollout.group_size"]
+    assert size.value == "10"
+    assert "(1 − p)^10 = 0.26 of the groups" in size.why
 
 
 def test_rewards_that_cancel_are_equal_totals_of_a_mixed_kind():
@@ -241,7 +262,15 @@ def test_a_prompt_counts_as_solved_once_one_rollout_ever_was_right():
     assert (found.evidence["value"], found.evidence["prompts"]) == (7 / 8, 8)
     assert found.evidence["seen"] == pytest.approx(1 - (31 / 32) ** 4)
     assert found.evidence["group_size_95"] == 95
-    assert found.fixes[0].value == "95"
+    assert {fix.key: fix.value for fix in found.fixes}["rollout.group_size"] == "95"
+    assert found.fixes[0].key == "rewards"  # a group of 95 costs more than a reward for a step on the way
+
+
+def test_a_group_that_is_only_a_little_too_small_is_made_larger_first():
+    """p = 1/8: a group of 23 sees a success with probability .95."""
+    rows = [ALL_WRONG * 2] * 7 + [[[1, 0.2]] * 8]
+    found = finding("R9", run(*rows, prompts=8))
+    assert (found.fixes[0].key, found.fixes[0].value) == ("rollout.group_size", "23")
 
 
 def test_a_score_without_a_scale_tells_no_right_from_wrong():
@@ -406,6 +435,44 @@ def test_paid_and_meant_part_by_their_rises():
     assert passes("R18", evaluated([0.5] * 30, [0.3] * 6))
 
 
+LENIENT, STRICT = RewardInfo("mentioned", 1.0, "outcome", (0, 1)), RewardInfo("strict", 0.0, "outcome", (0, 1))
+
+
+def parting(*, strict: Sequence[float], points: Sequence[int] = (), heldout: float = 0.1) -> Observed:
+    """Six windows of 32 groups, in which `mentioned` rises from no rollout of four to all, and `strict` is as given.
+
+    Evaluations at `points`: of `mentioned` as the training reward, of `strict` always `heldout`.
+    """
+    steps = len(strict)
+    names = (LENIENT.name, STRICT.name)
+    rows = [[(float(sample < 4 * step / (steps - 1)), float(sample < 4 * strict[step])) for sample in range(4)] for step in range(steps)]
+    groups = [
+        Sampled(1 + step, f"p{place}", tuple(Sample(dict(zip(names, row, strict=True))) for row in rows[step]))
+        for step in range(steps)
+        for place in range(32)
+    ]
+    heldout_numbers = [(step, {"eval/rewards/mentioned/mean": step / steps, "eval/rewards/strict/mean": heldout}) for step in points]
+    rewards = (LENIENT, STRICT)
+    return assemble(groups, About("by hand", "grpo", rewards, tuple(heldout_numbers)))
+
+
+def test_an_outcome_that_only_watches_is_the_second_judge():
+    found = finding("R18", parting(strict=[0.25] * 6))
+    assert found.severity == "critical"
+    assert "strict, which is not trained on," in found.message
+    assert passes("R18", parting(strict=[0.0, 0.25, 0.5, 0.5, 0.75, 1.0]))
+
+
+def test_held_out_prompts_are_judged_by_what_is_not_trained_on():
+    found = finding("R18", parting(strict=[0.25] * 6, points=range(7)))
+    assert "while eval/rewards/strict/mean changed by +0" in found.message
+
+
+def test_too_few_evaluations_leave_the_word_to_the_judge_that_watches():
+    assert "strict, which is not trained on," in finding("R18", parting(strict=[0.25] * 6, points=(0, 6))).message
+    assert "2 points of eval/rewards/strict/mean" in skips("R18", parting(strict=[0.25] * 4, points=(0, 4))).reason
+
+
 def test_without_a_second_measure_it_cannot_tell():
     assert "cannot tell" in skips("R18", logged(reward=[0.1])).reason
     assert "cannot tell" in skips("R18", evaluated([0.1] * 10, [0.3] * 2)).reason
@@ -420,6 +487,47 @@ def test_the_scheme_of_a_run_is_found_from_its_advantages(scheme):
     observed = run(*noise.random((40, 4, 2)).tolist())
     object.__setattr__(observed, "advantages", recomputed(observed, scheme).astype(np.float32).astype(np.float64))
     assert scheme_of(observed) == scheme
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_weighed_advantages_are_reproduced_too(scheme):
+    weighed = dataclasses.replace(scheme, positive_weight=0.1)
+    observed = run(*np.random.default_rng(5).random((40, 4, 2)).tolist(), settings={"loss.positive_weight": 0.1})
+    object.__setattr__(observed, "advantages", recomputed(observed, weighed))
+    assert scheme_of(observed) == weighed
+
+
+CANCELLING = [[1, 0.0], [0, 1.0], [0.5, 0.5], [1, 0.0]]
+EQUAL_WEIGHTS = (RewardInfo("a", 1.0, "outcome", (0, 1)), RewardInfo("b", 1.0, "shaping", (0, 1)))
+
+
+def test_rewards_that_cancel_in_the_sum_are_no_collapse_where_each_is_normalised():
+    """b in tenths and tenfold: the totals are equal; b's weight of 10 counts once b is normalised by itself."""
+    tenths = [[a, b / 10] for a, b in CANCELLING]
+    rewards = (EQUAL_WEIGHTS[0], RewardInfo("b", 10.0, "shaping", (0, 0.1)))
+    assert finding("R1", run(tenths, rewards=rewards)).evidence["value"] == 1.0
+    normalised = run(tenths, rewards=rewards, settings={"loss.normalize": "normalize_then_sum"})
+    assert passes("R1", normalised).evidence["value"] == 0.0
+    assert signal_shares(normalised) == pytest.approx([-1 / 9, 10 / 9], abs=1e-3)
+    assert finding("R7", normalised).evidence["value"] == 1.0  # b outweighs a: every better outcome is ranked lower
+
+
+def test_a_reward_that_a_larger_scale_hides_is_heard_when_each_is_normalised():
+    """The score goes from 0 to 1000, tidiness from 0 to 1: without normalisation it owns nothing, with it a half."""
+    rewards = (RewardInfo("score", 1.0, "outcome", (0, 1000)), RewardInfo("tidy", 1.0, "shaping", (0, 1)))
+    observed = run([[0, 0], [1000, 1], [0, 1], [1000, 0]], rewards=rewards)
+    found = finding("R3", observed)
+    fix = found.fixes[0]
+    assert (fix.key, fix.value) == ("loss.normalize", "normalize_then_sum")
+    assert fix.before == pytest.approx(0.0, abs=1e-3)
+    assert fix.after == pytest.approx(0.5, abs=1e-3)
+    passes("R3", run([[0, 0], [1000, 1], [0, 1], [1000, 0]], rewards=rewards, settings={"loss.normalize": "normalize_then_sum"}))
+
+
+def test_normalising_is_not_advised_where_it_changes_nothing():
+    """`help` never varies: no normalisation gives it a say."""
+    found = finding("R3", run([[0, 0.5], [1, 0.5]]))
+    assert [fix.key for fix in found.fixes] == ["rewards[].weight"]
 
 
 def test_advantages_of_a_critic_have_no_scheme():

@@ -46,7 +46,7 @@ def rollout(observed: Observed, n: int) -> dict[str, Any]:
 
 def watched(observed: Observed) -> dict[int, list[Finding]]:
     """Findings by the step at which they were returned."""
-    monitor = Monitor(observed.rewards, method=observed.method, recipe={})
+    monitor = Monitor(observed.rewards, method=observed.method, recipe=dict(observed.settings))
     numbers = dict(observed.metrics)
     found = {}
     for step in range(1, int(observed.steps[-1]) + 1):

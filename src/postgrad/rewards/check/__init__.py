@@ -23,19 +23,22 @@ from postgrad.rewards.check.scale import check_scale, scale_sheet
 from postgrad.rewards.check.scope import check_scopes, scope_matrix
 from postgrad.rewards.check.scoreboard import check_failures, check_good, check_strategies, standings
 from postgrad.rewards.check.scoring import score
-from postgrad.rewards.ledger import Scale
+from postgrad.rewards.ledger import Scheme
 from postgrad.rewards.load import LoadedReward
 
 __all__ = ["Draft", "Finding", "Report", "Sample", "check_rewards", "say"]
 
 
+_AS_GRPO = Scheme("group")
 _BROKEN = ("contract.refused", "contract.timeout", "contract.crash", "contract.memory")
 """A reward with one of these on good answers is tried no further."""
 
 
-def check_rewards(rewards: Sequence[LoadedReward], samples: Sequence[Sample], *, scale: Scale = "group", weighted: bool = False) -> Report:
-    """All five checks on rewards and good answers. `weighted`: the rewards carry the weights of a recipe; `scale` is how its advantages are
-    scaled. Samples come with every column that the rewards require.
+def check_rewards(
+    rewards: Sequence[LoadedReward], samples: Sequence[Sample], *, scheme: Scheme = _AS_GRPO, weighted: bool = False
+) -> Report:
+    """All five checks on rewards and good answers. `weighted`: the rewards carry the weights of a recipe; `scheme` is how its advantages
+    are made. Samples come with every column that the rewards require.
 
     Raises `ValueError` without rewards or samples.
     """
@@ -55,7 +58,7 @@ def check_rewards(rewards: Sequence[LoadedReward], samples: Sequence[Sample], *,
     findings += check_strategies(board, sound)
     findings += check_failures(scored)
     findings += check_scopes(matrix, sound, unstable={found.reward for found in findings if found.id in UNSTABLE})
-    findings += check_scale(scored, sound, scale=scale, weighted=weighted)
+    findings += check_scale(scored, sound, scheme=scheme, weighted=weighted)
     return Report(
         tuple(rewards), gravest_first(findings), tuple(counts), len(scored.rows), tuple(board), matrix, tuple(sheet), costs,
         time.perf_counter() - began,

@@ -10,7 +10,7 @@ import numpy as np
 from postgrad.rewards.advice import design_notes, observed_notes
 from postgrad.rewards.check.finding import Finding, Severity, finding
 from postgrad.rewards.check.scoring import Scored
-from postgrad.rewards.ledger import Scale
+from postgrad.rewards.ledger import Scheme
 from postgrad.rewards.load import LoadedReward
 from postgrad.rewards.score import Scores
 
@@ -46,14 +46,14 @@ def _line(scored: Scored, index: int, reward: LoadedReward) -> Line:
     return Line(reward.name, reward.role, reward.weight, (low, high), reward.range is None, abs(reward.weight) * (high - low))
 
 
-def check_scale(scored: Scored, rewards: Sequence[LoadedReward], *, scale: Scale, weighted: bool) -> Iterator[Finding]:
+def check_scale(scored: Scored, rewards: Sequence[LoadedReward], *, scheme: Scheme, weighted: bool) -> Iterator[Finding]:
     """`weighted`: whether the weights are the recipe's. Without a recipe nothing can be said about sizes."""
     if not weighted:
         yield from _allowance(scale_sheet(scored, rewards))
         return
-    for note in design_notes(rewards, scale=scale):
+    for note in design_notes(rewards, scheme):
         yield finding(f"scale.{note.id}", _SEVERITIES.get(note.id, "info"), "", note.message)
-    for note in observed_notes(rewards, _as_scores(scored, rewards), scale=scale):
+    for note in observed_notes(rewards, _as_scores(scored, rewards), scheme):
         yield finding(f"scale.{note.id}", _SEVERITIES.get(note.id, "info"), "", f"among good and lazy answers: {note.message}")
     yield from _outranked(scored, rewards)
     for line in scale_sheet(scored, rewards):

@@ -9,6 +9,7 @@ import numpy as np
 
 from postgrad.rewards.doctor import needs
 from postgrad.rewards.doctor.catalogue import RULES
+from postgrad.rewards.doctor.chances import equal_chance, seen_chance, size_to_differ, size_to_see
 from postgrad.rewards.doctor.finding import Details, Fix, Result, decide, one
 from postgrad.rewards.doctor.observed import Observed
 from postgrad.rewards.filter import keep_groups
@@ -16,6 +17,8 @@ from postgrad.rewards.ledger import Flags, equal_groups
 
 LOOK_AT = 5
 """Places to look at that a finding names."""
+ALIKE = 0.1
+"""How much more often than by chance groups agree before their rollouts are called alike."""
 
 
 def collapsed_share(observed: Observed) -> float:
@@ -42,14 +45,14 @@ def _explain_collapse(where: Observed, share: float, _: int) -> Details:
     words = [f"{name.replace('_', ' ')} {100 * value:.0f} %" for name, value in kinds.items()]
     expected = ""
     if not math.isnan(rate):
-        evidence |= {"success_rate": rate, "expected": rate**size + (1 - rate) ** size}
+        evidence |= {"success_rate": rate, "expected": equal_chance(rate, size)}
         expected = (
             f"; with equal prompts of success rate p = {rate:.2f}, p^{size} + (1 − p)^{size} = {evidence['expected']:.2f} is expected"
         )
     message = f"{100 * share:.0f} % of the groups have equal totals and train nothing" + (f" ({', '.join(words)})" if words else "")
     arithmetic = f"{flat.sum()} of {where.scored.sum()} groups; each group that trains costs 1/(1 − {share:.2f}) = "
     arithmetic += f"{evidence['cost']:.1f} times its own rollouts{expected}"
-    return Details(message, evidence, arithmetic, _collapse_fixes(where, kinds), _groups(where, flat))
+    return Details(message, evidence, arithmetic, _collapse_fixes(where, kinds, share), _groups(where, flat))
 
 
 def _kinds(where: Observed, flat: Flags) -> dict[str, float]:
@@ -71,12 +74,12 @@ def success_rate(where: Observed) -> float:
     return float(np.nanmean(where.right))
 
 
-def _collapse_fixes(where: Observed, kinds: dict[str, float]) -> tuple[Fix, ...]:
-    size = where.group_size
-    fixes = []
+def _collapse_fixes(where: Observed, kinds: dict[str, float], share: float) -> tuple[Fix, ...]:
+    fixes = list(_temperature_fix(where, share))
     if kinds.get("all_fail", 0.0) >= 0.5:
-        fixes.append(Fix("rollout.temperature", "higher", "more different tries: a group of failures needs one success to train anything"))
-        fixes.append(Fix("rollout.group_size", str(2 * size), f"(1 − p)^{2 * size} is the square of (1 − p)^{size}"))
+        if not fixes:
+            fixes.append(Fix("rollout.temperature", "higher", "more different tries: a group of failures needs one success to learn from"))
+        fixes.append(_size_fix(where))
         fixes.append(Fix("data.train", "easier rows", "prompts that the model solves now and then"))
     elif kinds.get("all_pass", 0.0) >= 0.5:
         fixes.append(Fix("data.train", "harder rows", "what is always solved teaches nothing more"))
@@ -86,6 +89,29 @@ def _collapse_fixes(where: Observed, kinds: dict[str, float]) -> tuple[Fix, ...]
         why = "with rollout.refill: 2 it fills the batch with groups that train; that costs rollouts, not updates"
         fixes.append(Fix("loss.filter", "zero_std", why))
     return tuple(fixes)
+
+
+def _temperature_fix(where: Observed, share: float) -> tuple[Fix, ...]:
+    """A temperature below 1 where groups agree more often than independent rollouts would."""
+    temperature, rate = where.settings.get("rollout.temperature"), success_rate(where)
+    if not isinstance(temperature, int | float) or temperature >= 1.0 or math.isnan(rate):
+        return ()
+    expected = equal_chance(rate, where.group_size)
+    if share < expected + ALIKE:
+        return ()
+    why = f"at {temperature:g} the rollouts of a group are alike: {100 * share:.0f} % of the groups agree, independent ones would in "
+    return (Fix("rollout.temperature", "1.0", why + f"{100 * expected:.0f} %"),)
+
+
+def _size_fix(where: Observed) -> Fix:
+    """The group size at which no more than the share that is worth a note would agree, where the arithmetic gives a larger one."""
+    rule, rate, size = RULES["R1"], success_rate(where), where.group_size
+    assert rule.levels is not None
+    needed = None if math.isnan(rate) else size_to_differ(rate, rule.levels.info)
+    if needed is None or needed <= size:
+        return Fix("rollout.group_size", str(2 * size), f"(1 − p)^{2 * size} is the square of (1 − p)^{size}")
+    why = f"with equal prompts p^{needed} + (1 − p)^{needed} = {equal_chance(rate, needed):.2f} of the groups would then agree"
+    return Fix("rollout.group_size", str(needed), why)
 
 
 def _groups(where: Observed, flags: Flags) -> tuple[str, ...]:
@@ -167,24 +193,21 @@ def sparsity(observed: Observed) -> Result:
 
 def _explain_sparsity(where: Observed, share: float, _: int) -> Details:
     rate, size = success_rate(where), where.group_size
-    seen = 1.0 - (1.0 - rate) ** size
-    evidence = {"value": share, "prompts": float(len(_solved(where))), "success_rate": rate, "seen": seen}
+    seen = seen_chance(rate, size)
+    solved = _solved(where)
+    evidence = {"value": share, "prompts": float(len(solved)), "success_rate": rate, "seen": seen}
     arithmetic = f"over all prompts p = {rate:.3f}: P(a group sees a success) = 1 − (1 − p)^{size} = {seen:.2f}"
-    fixes = [Fix("data.train", "easier rows", "or a warm start (method: sft) on examples that solve the task")]
+    fixes = [
+        Fix("rewards", "one more, for steps on the way", "it tells failures apart: a part that is right, a level that is reached"),
+        Fix("data.train", "easier rows", "or a warm start (method: sft) on examples that solve the task"),
+    ]
     if 0.0 < rate < 1.0:
-        needed = math.ceil(math.log(0.05) / math.log(1.0 - rate))
+        needed = size_to_see(rate)
         evidence["group_size_95"] = float(needed)
         arithmetic += f"; 0.95 needs a group of {needed} (ln 0.05 / ln(1 − p))"
         if needed > size:
-            fixes.insert(
-                0,
-                Fix(
-                    "rollout.group_size",
-                    str(needed),
-                    f"an average prompt then shows a success in 95 % of its groups, not {100 * seen:.0f} %",
-                ),
-            )
-    solved = _solved(where)
+            why = f"an average prompt then shows a success in 95 % of its groups, not {100 * seen:.0f} %"
+            fixes.insert(0 if needed <= 4 * size else 1, Fix("rollout.group_size", str(needed), why))
     never = [group for group, prompt in enumerate(where.prompts) if not solved.get(prompt, True)]
     rows = tuple(where.group_place(group) for group in never[-LOOK_AT:])
     message = f"{100 * share:.0f} % of the prompts were not solved by any rollout"

@@ -1,4 +1,5 @@
-"""R18: does what is trained on rise together with what is meant? Only a measure that is not trained on can say so.
+"""R18: does what is trained on rise together with what is meant? Only a measure that is not trained on can say so: held-out prompts, or
+another judge; best both: an outcome reward of weight 0 on held-out prompts.
 
 It speaks when the trained reward rises and the other does not. That is an audit: it says what happened, and warns of nothing early.
 """
@@ -6,6 +7,7 @@ It speaks when the trained reward rises and the other does not. That is an audit
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +20,7 @@ from postgrad.rewards.doctor.policy import CLEAR, TREND
 from postgrad.rewards.ledger import Floats
 
 FEWEST = 4
-"""Points below which no trend is called one."""
+"""Points below which no trend is called one; it must also be there without the last."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,12 @@ class Series:
 def proxy_against_truth(observed: Observed) -> Result:
     """R18, with held-out evaluations, else with a second verifier's column."""
     rule = RULES["R18"]
-    series = _heldout(observed) or _verifier(observed)
-    if series is None:
-        return skipped(rule, "cannot tell: there is no held-out reward and no second verifier", "data.eval and evaluation.every")
-    if len(series.steps) < FEWEST + 1:
+    found_series = [series for series in (_heldout(observed), _verifier(observed)) if series is not None]
+    if not found_series:
+        key = "data.eval and evaluation.every, or an outcome reward of weight 0"
+        return skipped(rule, "cannot tell: there is no held-out reward and no second verifier", key)
+    series = next((series for series in found_series if len(series.steps) > FEWEST), found_series[0])
+    if len(series.steps) <= FEWEST:
         why = f"cannot tell: {len(series.steps)} points of {series.name}, a trend that lasts needs {FEWEST + 1}"
         return skipped(rule, why, "evaluation.every")
     return _judge(observed, series)
@@ -82,9 +86,14 @@ def _explain(series: Series, evidence: dict[str, float]) -> Details:
     return Details(message, evidence, arithmetic, fixes, (f"step {series.steps[-1]}",))
 
 
+def _judges(observed: Observed) -> list[int]:
+    """Rewards that say how well the task was done; those that nothing is trained on (weight 0) first."""
+    return sorted((k for k, r in enumerate(observed.rewards) if r.role == "outcome"), key=lambda k: observed.rewards[k].weight != 0.0)
+
+
 def _heldout(observed: Observed) -> Series | None:
     """Evaluations, each with the training reward of the steps nearest to it."""
-    names = [f"eval/rewards/{r.name}/mean" for r in observed.rewards if r.role == "outcome"]
+    names = [f"eval/rewards/{observed.rewards[k].name}/mean" for k in _judges(observed)]
     name = next((name for name in names if observed.points(name)), "eval/reward")
     truth = observed.points(name)
     rewards = _training_rewards(observed)
@@ -137,11 +146,18 @@ def _reward_scale(observed: Observed, name: str) -> float | None:
 
 
 def _verifier(observed: Observed) -> Series | None:
-    """The second judge's mean per window."""
-    known = ~np.isnan(observed.verifier)
-    if not known.any():
+    """The second judge's mean per window: what a file brings, or an outcome reward that only watches (weight 0)."""
+    if not np.isnan(observed.verifier).all():
+        return _second(observed, "the second verifier", lambda window: window.verifier)
+    watching = [k for k in _judges(observed) if observed.rewards[k].weight == 0.0]
+    if not watching or np.isnan(observed.values[:, watching[0]]).all():
         return None
-    windows = [window for window in observed.windows if not np.isnan(window.verifier).all() and not np.isnan(window.totals).all()]
-    truth, proxy = (np.array([float(np.nanmean(getattr(w, name))) for w in windows]) for name in ("verifier", "totals"))
-    scale = float(observed.verifier[known].max() - observed.verifier[known].min()) or math.inf
-    return Series("the second verifier", [w.step_range[1] for w in windows], proxy, truth, _total_scale(observed, proxy), scale)
+    return _second(observed, f"{observed.rewards[watching[0]].name}, which is not trained on,", lambda part: part.values[:, watching[0]])
+
+
+def _second(observed: Observed, name: str, verdicts: Callable[[Observed], Floats]) -> Series:
+    windows = [window for window in observed.windows if not np.isnan(verdicts(window)).all() and not np.isnan(window.totals).all()]
+    truth, proxy = (np.array([float(np.nanmean(part(w))) for w in windows]) for part in (verdicts, lambda window: window.totals))
+    known = verdicts(observed)[~np.isnan(verdicts(observed))]
+    scale = float(known.max() - known.min()) or math.inf
+    return Series(name, [w.step_range[1] for w in windows], proxy, truth, _total_scale(observed, proxy), scale)

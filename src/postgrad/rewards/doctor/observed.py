@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.rewards.base import RewardRole
-from postgrad.rewards.ledger import EQUAL, Flags, Floats, centred, group_means, group_spread, outcome_total
+from postgrad.rewards.ledger import EQUAL, Flags, Floats, centred, compared_total, group_means, group_spread, normalized, outcome_total
 
 WINDOW_GROUPS = 32
 """Fewest groups that a statistic is pooled over."""
@@ -140,10 +140,29 @@ class Observed:
         return np.asarray((~np.isnan(self.totals)).reshape(-1, self.group_size).any(axis=1))
 
     @cached_property
+    def _each_normalized(self) -> bool:
+        """Whether each reward is normalised by itself before the sum."""
+        return bool(len(self.rewards)) and self.settings.get("loss.normalize") == "normalize_then_sum"
+
+    @cached_property
+    def compared(self) -> Floats:
+        """[N] what the rollouts of a group are compared by: the totals, unless each reward is normalised before the sum."""
+        if not self._each_normalized:
+            return self.totals
+        return compared_total(self.values, self.weights, self.group_size, normalize="normalize_then_sum")
+
+    @cached_property
+    def parts(self) -> Floats:
+        """[N, K] what each reward adds to that, less the group's mean."""
+        each = normalized(self.values, self.group_size) if self._each_normalized else self.deviations
+        weighted: Floats = each * self.weights
+        return weighted
+
+    @cached_property
     def flat(self) -> Flags:
-        """[B] groups whose totals are equal: their spread is rounding."""
-        means = np.nan_to_num(group_means(self.totals, self.group_size)[:: self.group_size])
-        return np.asarray(group_spread(self.totals, self.group_size) <= EQUAL * np.maximum(1.0, np.abs(means)))
+        """[B] groups whose compared totals are equal: their spread is rounding."""
+        means = np.nan_to_num(group_means(self.compared, self.group_size)[:: self.group_size])
+        return np.asarray(group_spread(self.compared, self.group_size) <= EQUAL * np.maximum(1.0, np.abs(means)))
 
     @cached_property
     def outcome(self) -> Floats | None:

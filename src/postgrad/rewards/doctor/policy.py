@@ -52,6 +52,12 @@ def _reward(window: Observed) -> float:
     return window.mean("reward")
 
 
+_ENTROPY_FIXES = (
+    Fix("loss.clip_high", "0.28", "a higher upper clip lets unlikely tokens rise (DAPO)"),
+    Fix("loss.positive_weight", "0.1", "learning mostly from mistakes keeps the other answers alive (arXiv 2506.01347)"),
+)
+
+
 def _explain_entropy(observed: Observed, means: np.ndarray, evidence: dict[str, float]) -> Details:
     slope = float(np.polyfit(np.arange(len(means)), np.log(np.maximum(means, 1e-12)), 1)[0])
     left = (math.log(GONE * evidence["first"]) - math.log(max(means[-1], 1e-12))) / slope if slope < 0 else math.inf
@@ -62,7 +68,7 @@ def _explain_entropy(observed: Observed, means: np.ndarray, evidence: dict[str, 
         f"H_t / H_0 = {means[-1]:.3g} / {evidence['first']:.3g}; the trend of ln H reaches {GONE:g} of H_0 in about {steps:.0f} steps"
     )
     fixes = (
-        *(() if observed.method == "ppo" else (Fix("loss.clip_high", "0.28", "a higher upper clip lets unlikely tokens rise (DAPO)"),)),
+        *(() if observed.method == "ppo" else _ENTROPY_FIXES),
         Fix("loss.kl_coef", "0.01–0.04", "holds the policy near where it was"),
         Fix("optimizer.learning_rate", "lower", "nothing is gained by the speed while the reward is flat"),
     )

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
 
 import numpy as np
 
 from postgrad.rewards.doctor.observed import Observed
-from postgrad.rewards.ledger import Floats, Normalize, Scale, recomputed_advantages
+from postgrad.rewards.ledger import Floats, Scheme, recomputed_advantages
 
-
-@dataclass(frozen=True, slots=True)
-class Scheme:
-    """How advantages were made from rewards."""
-
-    scale: Scale
-    normalize: Normalize = "sum_then_normalize"
-
+__all__ = ["SCHEMES", "Scheme", "recomputed", "scheme_of", "shaping_scaled", "sign_flips", "without"]
 
 SCHEMES = (
     Scheme("group"), Scheme("none"), Scheme("batch"), Scheme("leave_one_out"), Scheme("group", "normalize_then_sum"),
@@ -30,7 +23,9 @@ def scheme_of(observed: Observed) -> Scheme | None:
     part = observed.join(0, min(2, len(observed.windows)) - 1)
     if not np.isfinite(part.advantages).any() or not np.abs(np.nan_to_num(part.advantages)).max():
         return None
-    return next((scheme for scheme in SCHEMES if _reproduces(part, scheme)), None)
+    weight = observed.settings.get("loss.positive_weight", 1.0)
+    schemes = (dataclasses.replace(scheme, positive_weight=float(weight)) for scheme in SCHEMES)
+    return next((scheme for scheme in schemes if _reproduces(part, scheme)), None)
 
 
 def _reproduces(observed: Observed, scheme: Scheme) -> bool:
@@ -46,15 +41,14 @@ def recomputed(
     chosen = observed.weights if weights is None else weights
     kept = np.repeat(observed.trained if trained is None else trained.astype(bool), observed.group_size) & observed.present
     table = np.where(kept[:, None], observed.values if values is None else values, np.nan)
+    options = dataclasses.asdict(scheme)
     if scheme.scale != "batch" and scheme.normalize == "sum_then_normalize":
-        return recomputed_advantages(table, chosen, group_size=observed.group_size, scale=scheme.scale, normalize=scheme.normalize)
+        return recomputed_advantages(table, chosen, group_size=observed.group_size, **options)
     result = np.zeros(len(table))
     steps = np.repeat(observed.steps, observed.group_size)
     for step in np.unique(observed.steps):
         rows = steps == step
-        result[rows] = recomputed_advantages(
-            table[rows], chosen, group_size=observed.group_size, scale=scheme.scale, normalize=scheme.normalize
-        )
+        result[rows] = recomputed_advantages(table[rows], chosen, group_size=observed.group_size, **options)
     return result
 
 

@@ -111,9 +111,13 @@ def _explain_redundancy(where: Observed, value: float, column: int) -> Details:
 
 
 def _inverted(observed: Observed) -> tuple[Floats, Floats]:
-    """(inverted, comparable) pairs [B, G, G]: entry i, j where i has the better outcome."""
     assert observed.outcome is not None
-    outcome, total = (values.reshape(-1, observed.group_size) for values in (observed.outcome, observed.totals))
+    return inverted_pairs(observed.outcome, observed.compared, observed.group_size)
+
+
+def inverted_pairs(outcomes: Floats, totals: Floats, group_size: int) -> tuple[Floats, Floats]:
+    """(inverted, comparable) pairs [B, G, G]: entry i, j where i has the better outcome. Both [N], NaN = not scored."""
+    outcome, total = (values.reshape(-1, group_size) for values in (outcomes, totals))
     better = outcome[:, :, None] > outcome[:, None, :] + EQUAL
     lower = total[:, :, None] < total[:, None, :] - EQUAL
     known = ~(np.isnan(total[:, :, None]) | np.isnan(total[:, None, :]))

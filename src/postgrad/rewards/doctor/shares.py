@@ -25,12 +25,15 @@ NEAR_MAXIMUM = 0.02
 
 
 def signal_shares(observed: Observed) -> Floats:
-    """s_k [K]: mean over active groups of w_k·Cov(r_k, S)/Var(S); they add up to 1. NaN without an active group."""
-    total = weighted_total(observed.values, observed.weights, observed.group_size)
+    """s_k [K]: mean over active groups of w_k·Cov(r_k, S)/Var(S); they add up to 1. NaN without an active group.
+
+    Where each reward is normalised before the sum, r_k is the normalised reward and S the sum of those.
+    """
+    total = observed.parts.sum(axis=1)
     active = ~equal_groups(total, observed.group_size) & observed.trained
     if not active.any():
         return np.full(len(observed.rewards), np.nan)
-    covariances = group_covariances(observed.deviations, total, observed.group_size)[active] * observed.weights
+    covariances = group_covariances(observed.parts, total, observed.group_size)[active]
     shares: Floats = (covariances / covariances.sum(axis=1, keepdims=True)).mean(axis=0)
     return shares
 
@@ -95,8 +98,22 @@ def _explain_dead(observed: Observed, dead: tuple[int, ...]) -> Details:
     shares = signal_shares(observed)
     message = f"{names} own{'s' if len(dead) == 1 else ''} less than 2 % of the advantages: no visible effect"
     evidence = {f"share/{observed.rewards[k].name}": float(np.nan_to_num(shares[k])) for k in dead}
-    fix = Fix("rewards[].weight", "0 or larger", "a reward without a say is either not needed or weighs too little")
-    return Details(message, evidence, "s = mean over active groups of w·Cov(r, S)/Var(S)", (fix,))
+    fixes = [Fix("rewards[].weight", "0 or larger", "a reward without a say is either not needed or weighs too little")]
+    if (fix := _normalize_fix(observed, dead[0])) is not None:
+        fixes.insert(0, fix)
+    return Details(message, evidence, "s = mean over active groups of w·Cov(r, S)/Var(S)", tuple(fixes))
+
+
+def _normalize_fix(observed: Observed, reward: int) -> Fix | None:
+    """Each reward normalised before the sum, where that gives the silent one a say."""
+    if observed.method == "ppo" or not observed.weights[reward]:
+        return None
+    settings = {**observed.settings, "loss.normalize": "normalize_then_sum"}
+    before, after = (float(signal_shares(run)[reward]) for run in (observed, dataclasses.replace(observed, settings=settings)))
+    if math.isnan(after) or after < DEAD:
+        return None
+    why = f"normalises each reward before they are added: {observed.rewards[reward].name} is then heard, whatever its range"
+    return Fix("loss.normalize", "normalize_then_sum", why, before, after)
 
 
 # R4 -----------------------------------------------------------------------------------------------------------------------------------
