@@ -6,8 +6,7 @@ It answers one request at a time, in order:
     ("rows", packed)                    keep the rows of a batch, each as a pickle of (RolloutView, columns)
     ("call", function, rows, mode, s)   reply with one outcome per row
 
-Requests are pickles (the trainer is trusted); replies are JSON (reward files need not be). Both travel over pipes of their own,
-so whatever a function prints goes to stderr and cannot be taken for a reply. The parent enforces deadlines by killing this process.
+The channel and its rules are `postgrad.worker`'s. The parent enforces deadlines by killing this process.
 
 An outcome is a list: ["value", x] · ["turns", [x, None, …]] · ["none"] · ["refused", what it returned] ·
 ["failed", kind, message, traceback].
@@ -17,15 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import math
-import os
 import pickle
-import resource
-import struct
 import sys
-import threading
-import time
 import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -33,11 +26,14 @@ from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Real
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
+from postgrad import sandbox
+from postgrad.errors import PostgradError
 from postgrad.rewards.base import CallForm, RolloutView, bind, call_form, declaration_of
+from postgrad.worker.child import serve
+from postgrad.worker.limits import limit_cpu, limit_memory
 
-HEADER = struct.Struct("<Q")
 CONCURRENT = 16
 """Rows of an async reward that wait at the same time."""
 
@@ -47,12 +43,16 @@ Outcome = list[Any]
 
 @dataclass(frozen=True, slots=True)
 class FunctionSource:
-    """Where a function comes from: the text of a file as it was when the run began, or (path "") the shipped library."""
+    """Where a function comes from: the text of a file as it was when the run began, or (path "") the shipped library.
+
+    unsafe_exec: the recipe says `allow_unsafe_exec`, which holds for the whole process.
+    """
 
     function: str
     path: str = ""
     text: str = ""
     args: Mapping[str, Any] | None = None
+    unsafe_exec: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,46 +70,28 @@ class _Late(Exception):
     """An async reward passed its deadline (its own `TimeoutError`s are ordinary exceptions)."""
 
 
-def main(read_fd: int, write_fd: int) -> None:
-    _detach(read_fd, write_fd)
-    with os.fdopen(read_fd, "rb") as requests, os.fdopen(write_fd, "wb") as replies:
-        _serve(requests, replies)
-    os._exit(0)  # threads that a reward left behind must not keep the process alive
+class _Requests:
+    """Answers the requests above."""
 
+    def __init__(self) -> None:
+        self._functions: list[_Loaded] = []
+        self._rows: list[bytes] = []
 
-def _detach(*channel: int) -> None:
-    """Keep the channel from grandchildren, send prints to stderr, and die with the trainer."""
-    for fd in channel:
-        os.set_inheritable(fd, False)
-    os.dup2(2, 1)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
-
-
-def _die_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
-
-
-def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    functions: list[_Loaded] = []
-    rows: list[bytes] = []
-    while header := requests.read(HEADER.size):
-        request = pickle.loads(requests.read(HEADER.unpack(header)[0]))
-        reply: Any
+    def answer(self, request: Any) -> Any:
         if request[0] == "load":
-            functions, reply = _load_all(request[1])
-            _limit_memory(request[2])
-        elif request[0] == "rows":
-            rows, reply = request[1], len(request[1])
-        else:
-            _, index, picked, mode, seconds = request
-            _limit_cpu(seconds)
-            reply = _call(functions[index], [rows[row] for row in picked], mode, seconds)
-        data = json.dumps(reply).encode()
-        replies.write(HEADER.pack(len(data)) + data)
-        replies.flush()
+            self._functions, reply = _load_all(request[1])
+            limit_memory(request[2])
+            return reply
+        if request[0] == "rows":
+            self._rows = request[1]
+            return len(self._rows)
+        _, index, picked, mode, seconds = request
+        limit_cpu(seconds)
+        return _call(self._functions[index], [self._rows[row] for row in picked], mode, seconds)
+
+
+def main(read_fd: int, write_fd: int) -> None:
+    serve(read_fd, write_fd, _Requests().answer)
 
 
 # ---------------------------------------------------------------------------------------------------------------- loading
@@ -130,6 +112,8 @@ def _load_all(sources: Sequence[FunctionSource]) -> tuple[list[_Loaded], list[di
 
 
 def _load(source: FunctionSource, modules: dict[str, types.ModuleType]) -> _Loaded:
+    if source.unsafe_exec:
+        sandbox.allow_unsafe_exec()
     if source.path:
         if source.path not in modules:
             modules[source.path] = _run_file(source)
@@ -144,6 +128,8 @@ def _load(source: FunctionSource, modules: dict[str, types.ModuleType]) -> _Load
         declared = declaration_of(function)
         if declared is not None and declared.check_args is not None:
             declared.check_args(**args)
+        if declared is not None and declared.runs_code:
+            sandbox.isolation()
     except (ValueError, TypeError) as error:
         raise _Refused(f"{source.function} {error}") from error
     return _Loaded(function, form, args)
@@ -185,6 +171,8 @@ def _problem(error: BaseException) -> dict[str, Any]:
     """What went wrong while loading, and the line of the last frame (of the text, for a syntax error)."""
     if isinstance(error, _Refused):
         return {"message": str(error), "where": None}
+    if isinstance(error, PostgradError):
+        return {"message": error.what, "where": error.where, "hint": error.hint}
     if isinstance(error, SyntaxError):
         return {"message": f"SyntaxError: {error.msg}", "where": f"{error.filename}:{error.lineno}"}
     frames = traceback.extract_tb(error.__traceback__)
@@ -308,30 +296,3 @@ def _failure(error: BaseException) -> Outcome:
 
 def _one_line(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(error)).strip()[:500]
-
-
-# ----------------------------------------------------------------------------------------------------------------- limits
-
-
-def _limit_memory(allowance: int | None) -> None:
-    """Let the process grow by `allowance` bytes from here. Counted on what is loaded already, so importing torch costs nothing."""
-    if allowance is None:
-        return
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    soft = _data_bytes() + allowance
-    resource.setrlimit(resource.RLIMIT_DATA, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
-
-
-def _data_bytes() -> int:
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return 0
-    return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmData"))
-
-
-def _limit_cpu(seconds: float) -> None:
-    """A call that outlives the trainer (killed with SIGKILL while C code holds the interpreter) ends by itself."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    soft = int(used.ru_utime + used.ru_stime + (seconds + 10.0) * (os.cpu_count() or 1)) + 1
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
