@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from postgrad.chat import ChatFormat
@@ -21,6 +21,7 @@ from postgrad.models.scalar import is_reward_model, load_scalar
 from postgrad.models.tokenizer import load_tokenizer
 from postgrad.rewards.advice import Declared
 from postgrad.rewards.base import RewardRole
+from postgrad.rewards.combine import STEP
 from postgrad.rewards.score import Scorer, Scores
 from postgrad.train.pairs import scored_row
 from postgrad.train.recipe import Reward
@@ -105,6 +106,11 @@ class Judges:
     @property
     def rewards(self) -> Sequence[Declared]:
         return [*self.functions.rewards, *self.models]
+
+    def at(self, step: int, prompt: Prompt) -> Prompt:
+        """The prompt with the optimizer step as a column, where a reward asks for it (`schedule` does). A column of that name stays."""
+        wanted = any(STEP in (*reward.form.required, *reward.form.optional) for reward in self.functions.rewards)
+        return replace(prompt, columns={STEP: step, **prompt.columns}) if wanted else prompt
 
     def score(self, groups: Sequence[Group]) -> Scores:
         scores = self.functions.score(groups)

@@ -40,6 +40,7 @@ from postgrad.models.sampler import LocalSampler
 from postgrad.models.saving import save
 from postgrad.models.scalar import load_scalar
 from postgrad.protocols import SamplingParams
+from postgrad.rewards.combine import STEP
 from postgrad.rewards.load import LoadedReward, check_columns, load_rewards
 from postgrad.rollout import RolloutConfig
 from postgrad.rollout.tools import Toolbox, load_tools
@@ -261,9 +262,9 @@ def load_recipe_rewards(recipe: SampledRecipe, base: Path) -> NamedRewards:
 
 
 def check_reward_columns(rewards: Sequence[LoadedReward], prompts: Sequence[Prompt]) -> None:
-    """Every column that a reward asks for stands in every row."""
+    """Every column that a reward asks for stands in every row; the optimizer step is the run's own."""
     common = frozenset.intersection(*(frozenset(prompt.columns) for prompt in prompts))
-    check_columns(rewards, common)
+    check_columns(rewards, common | {STEP})
 
 
 def rollout_config(rollout: Rollout, sampler: LocalSampler, *, samples: int | None = None) -> RolloutConfig:
