@@ -14,14 +14,15 @@ def run_doctor(path: Path, *, outcome: Sequence[str], weights: Sequence[str], js
     from postgrad.rewards.doctor import examine, observe
     from postgrad.rewards.doctor.render import as_json, as_text
 
-    diagnosis = examine(observe(path, outcome=outcome, weights=dict(_weight(text) for text in weights)))
+    diagnosis = examine(observe(path, outcome=outcome, weights=dict(parse_weight(text) for text in weights)))
     print(json.dumps(as_json(diagnosis), ensure_ascii=False, indent=1, allow_nan=False) if json_output else as_text(diagnosis))
     if critical := diagnosis.critical:
         names = ", ".join(f"{finding.id} {finding.title}" for finding in critical)
         raise CheckFailed(f"critical: {names}", where=str(path), hint="each finding above names what to change")
 
 
-def _weight(text: str) -> tuple[str, float]:
+def parse_weight(text: str) -> tuple[str, float]:
+    """NAME=NUMBER of --weight."""
     name, _, value = text.rpartition("=")
     try:
         return name, float(value)

@@ -288,7 +288,7 @@ def test_a_pipeline_is_no_run(tmp_path):
     (tmp_path / "resolved.json").write_text(json.dumps({"base": ".", "recipe": {"stages": stages}}))
     with pytest.raises(DataError, match="its stages are the runs") as caught:
         observe(tmp_path)
-    assert caught.value.hint == f"postgrad doctor {tmp_path / 'grpo'}"
+    assert caught.value.hint == f"pass {tmp_path / 'grpo'}"
 
 
 @pytest.mark.parametrize("damage", ["gzip", "json", "shape"])

@@ -72,7 +72,7 @@ class Report:
             moved = self.matrix.moved.get(reward.name)
             if moved is not None:
                 cells.append([reward.name, *(_share(moved[layer]) + ("*" if layer == reward.scope else "") for layer in LAYERS)])
-        yield from _table(cells)
+        yield from table(cells)
 
     def _board_lines(self) -> Iterator[str]:
         if not self.board:
@@ -82,7 +82,7 @@ class Report:
         yield "lazy strategies: what each earns on average (of good: share of the good answer's outcome or total)"
         cells = [["", *names, "total", "of good"]]
         cells += [[s.name, *map(_number, s.by_reward), _number(s.total), _share(s.ratio)] for s in self.board]
-        yield from _table(cells)
+        yield from table(cells)
 
     def _sheet_lines(self) -> Iterator[str]:
         if not self.sheet:
@@ -93,7 +93,7 @@ class Report:
         for line in self.sheet:
             limits = f"{line.range[0]:g} … {line.range[1]:g}" + (" (seen)" if line.observed else "")
             cells.append([line.name, line.role, f"{line.weight:g}", limits, f"{line.moves:g}"])
-        yield from _table(cells)
+        yield from table(cells)
 
 
 def _finding_lines(found: Finding) -> Iterator[str]:
@@ -105,7 +105,8 @@ def _finding_lines(found: Finding) -> Iterator[str]:
         yield f"    hint: {found.hint}"
 
 
-def _table(cells: Sequence[Sequence[str]]) -> Iterator[str]:
+def table(cells: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows of cells as aligned lines: the first column to the left, the others to the right."""
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     for row in cells:
         padded = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]

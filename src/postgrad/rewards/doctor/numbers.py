@@ -60,6 +60,31 @@ def pooled_spearman(x: Floats, y: Floats, group_size: int) -> float:
     return float((a * b).sum()) / scale if scale > TINY else math.nan
 
 
+def pooled_kendall(x: Floats, y: Floats, group_size: int) -> float:
+    """τ-b over all pairs within groups: (agreeing − opposite) / √(pairs that x orders · pairs that y orders).
+
+    Values that differ by no more than 1e-9 are tied. 0 where only one of the two orders any pair, NaN where neither does.
+    Source: Kendall, 1945.
+
+    >>> pooled_kendall(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0]), 3)  # two of three pairs agree
+    0.3333333333333333
+    """
+    both = ~(np.isnan(x) | np.isnan(y))
+    a, b = (_orders(np.where(both, values, np.nan), group_size) for values in (x, y))
+    scale = math.sqrt(float((a**2).sum()) * float((b**2).sum()))
+    if scale == 0.0:
+        return math.nan if not a.any() and not b.any() else 0.0
+    return float((a * b).sum()) / scale
+
+
+def _orders(values: Floats, group_size: int) -> Floats:
+    """[B, G, G]: 1 where the first of a pair is higher, −1 where it is lower, 0 where they are tied or one is not counted."""
+    grouped = values.reshape(-1, group_size)
+    differences = grouped[:, :, None] - grouped[:, None, :]
+    signs: Floats = np.where(np.abs(np.nan_to_num(differences)) <= 1e-9, 0.0, np.sign(np.nan_to_num(differences)))
+    return signs
+
+
 def group_covariances(deviations: Floats, other: Floats, group_size: int) -> Floats:
     """Covariance [B, K] of each column of x̃ [N, K] with `other` [N] within each group (divided by the group size)."""
     product = deviations * within(other, group_size)[:, None]

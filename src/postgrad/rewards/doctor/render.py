@@ -84,8 +84,8 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
         "windows": len(observed.windows),
         "summary": summary(diagnosis),
         "remarks": list(observed.remarks),
-        "findings": [_clean({**asdict(finding), "fixes": [_fix(fix) for fix in finding.fixes]}) for finding in diagnosis.findings],
-        "passed": [_clean(asdict(item)) for item in diagnosis.passed],
+        "findings": [clean({**asdict(finding), "fixes": [_fix(fix) for fix in finding.fixes]}) for finding in diagnosis.findings],
+        "passed": [clean(asdict(item)) for item in diagnosis.passed],
         "skipped": [asdict(item) for item in diagnosis.skipped],
     }
 
@@ -94,11 +94,12 @@ def _fix(fix: Fix) -> dict[str, Any]:
     return {**asdict(fix), "verified": fix.verified}
 
 
-def _clean(value: Any) -> Any:
+def clean(value: Any) -> Any:
+    """For JSON: numbers that are not finite become null."""
     if isinstance(value, dict):
-        return {key: _clean(item) for key, item in value.items()}
+        return {key: clean(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_clean(item) for item in value]
+        return [clean(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

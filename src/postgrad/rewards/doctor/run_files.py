@@ -42,7 +42,7 @@ def _recipe(path: Path) -> Mapping[str, Any]:
         raise DataError(f"holds no recipe: {error!r}", where=str(file), hint="pass the run_dir of a recipe") from error
     if isinstance(stages, dict):
         last = path / Path(list(stages.values())[-1]["run_dir"]).name
-        raise DataError("is a pipeline; its stages are the runs", where=str(path), hint=f"postgrad doctor {last}")
+        raise DataError("is a pipeline; its stages are the runs", where=str(path), hint=f"pass {last}")
     return recipe
 
 
