@@ -7,6 +7,7 @@ Implementations: `models.sampler.LocalSampler`, `models.engine.LocalEngine`, `te
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -84,17 +85,66 @@ class Completion:
 class InfrastructureError(Exception):
     """Something outside the model and outside postgrad failed: a server, a connection, an environment.
 
-    Raised by a `Sampler` for its whole batch, or by a tool for its own rollout. The rollouts concerned are tried once more,
-    then masked out; they never get reward 0. Any other exception of a sampler is a bug and ends the run.
+    Raised by a `Sampler` for a batch or given back for one request, or raised by a tool for its own rollout. The rollouts concerned
+    are tried once more, then masked out; they never get reward 0. Any other exception of a sampler is a bug and ends the run.
     """
 
 
+Answer = tuple[TurnRequest, "Completion | InfrastructureError"]
+"""A request, and its turn, or what outside the model failed while it was sampled."""
+
+
+class Stream(Protocol):
+    """Turns being sampled side by side. A request joins at any time and comes back as soon as its own turn has ended."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is still to come back."""
+        ...
+
+    def submit(self, requests: Sequence[TurnRequest]) -> None: ...
+
+    def step(self) -> list[Answer]:
+        """Sample on for a while, a token of every row or more; the requests that came back, often none. Only while `busy`."""
+        ...
+
+
 class Sampler(Protocol):
-    """Writes tokens. `generate` answers in request order; `forget` drops every cache (new weights, or the rollouts ended)."""
+    """Writes tokens.
+
+    `stream`:   for as long as the block lasts. `starts`: contexts that rollouts will begin with, as far as they are known. What they
+                have in common is read once. A sample may depend on that in its last digits; else on its request and the weights alone.
+    `generate`: answers in request order.
+    `forget`:   drops every cache (new weights, or the rollouts ended).
+    """
+
+    def stream(self, params: SamplingParams, *, starts: Sequence[Sequence[int]] = ()) -> AbstractContextManager[Stream]: ...
 
     def generate(self, requests: Sequence[TurnRequest], params: SamplingParams) -> list[Completion]: ...
 
     def forget(self) -> None: ...
+
+
+class BatchStream:
+    """A stream over a function that answers whole batches: everything that waits is one batch."""
+
+    def __init__(self, generate: Callable[[Sequence[TurnRequest]], list[Completion]]) -> None:
+        self._generate = generate
+        self._waiting: list[TurnRequest] = []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
+    def submit(self, requests: Sequence[TurnRequest]) -> None:
+        self._waiting += requests
+
+    def step(self) -> list[Answer]:
+        batch, self._waiting = self._waiting, []
+        try:
+            return list(zip(batch, self._generate(batch), strict=True))
+        except InfrastructureError as error:
+            return [(request, error) for request in batch]
 
 
 class Rows(Protocol):

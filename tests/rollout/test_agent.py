@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -448,18 +449,48 @@ def test_the_defaults_are_finite() -> None:
     assert config.tool_deadline_s < 60
 
 
-# ---- rounds
+# ---- side by side
 
 
-def test_all_live_rollouts_share_one_batch_per_round() -> None:
+def test_first_turns_are_sampled_together_and_an_ended_rollout_asks_for_nothing_more() -> None:
     script = {(0, 0, 0): "3", (0, 1, 0): ADD, (0, 1, 1): ADD, (0, 1, 2): "3", (0, 2, 0): ADD, (0, 2, 1): "3"}
     _, policy = groups_of(script, group_size=3)
-    assert [[(request.key.sample, request.turn) for request in batch] for batch in policy.requests] == [
-        [(0, 0), (1, 0), (2, 0)],
-        [(1, 1), (2, 1)],
-        [(1, 2)],
-    ]
+    assert [(request.key.sample, request.turn) for request in policy.requests[0]] == [(0, 0), (1, 0), (2, 0)]
+    assert sorted((request.key.sample, request.turn) for batch in policy.requests[1:] for request in batch) == [(1, 1), (1, 2), (2, 1)]
     assert policy.forgotten == 1
+
+
+def test_a_slow_tool_holds_up_only_its_own_rollout() -> None:
+    quick_has_ended = threading.Event()
+
+    def wait() -> str:
+        """Wait."""
+        return f"the others ended: {quick_has_ended.wait(20)}"
+
+    def script(request: TurnRequest) -> str:
+        if request.key.sample == 0:
+            return '<tool_call>{"name": "wait", "arguments": {}}</tool_call>' if request.turn == 0 else "done"
+        if request.turn == 3:
+            quick_has_ended.set()
+        return ADD if request.turn < 3 else "done"
+
+    [group], _ = groups_of(script, tools=(wait, add), group_size=3, tool_deadline_s=20)
+    assert [result.content for result in group.rollouts[0].tool_results] == ["the others ended: True"]
+    assert [rollout.turns for rollout in group.rollouts] == [2, 4, 4]
+
+
+@pytest.mark.slow
+def test_64_rollouts_with_a_tool_of_half_a_second_take_half_a_second() -> None:
+    def slow() -> str:
+        """Take your time."""
+        time.sleep(0.5)
+        return "done"
+
+    call = '<tool_call>{"name": "slow", "arguments": {}}</tool_call>'
+    started = time.monotonic()
+    [group], _ = groups_of([call, "done"], tools=(slow,), group_size=64)
+    assert time.monotonic() - started < 2.0  # 0.5 s, and what a busy machine adds; one after the other would be 32 s
+    assert all(result.content == "done" for rollout in group.rollouts for result in rollout.tool_results)
 
 
 def test_how_long_tools_take_changes_nothing() -> None:
@@ -484,15 +515,15 @@ def test_how_long_tools_take_changes_nothing() -> None:
             ]
             for group in groups
         ]
-        return timeless, policy.requests
+        return timeless, sorted((request for batch in policy.requests for request in batch), key=lambda item: (item.key, item.turn))
 
     assert run(1) == run(2) == run(3)
 
 
-def test_progress_is_reported_after_each_round() -> None:
+def test_progress_is_reported_whenever_a_rollout_has_gone_on() -> None:
     seen: list[Progress] = []
     [group], _ = groups_of({(0, 0, 0): "3", (0, 1, 0): ADD, (0, 1, 1): "3"}, group_size=2, on_progress=seen.append)
-    assert [(item.round, item.live, item.done) for item in seen] == [(1, 1, 1), (2, 0, 2)]
+    assert [(item.live, item.done) for item in (seen[0], seen[-1])] == [(1, 1), (0, 2)]
     assert seen[-1].sampled_tokens == sum(rollout.sampled_tokens for rollout in group.rollouts)
 
 

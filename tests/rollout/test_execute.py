@@ -330,7 +330,7 @@ def test_a_result_that_comes_after_the_deadline_is_discarded_properly() -> None:
 def test_a_job_that_ends_late_has_expired_even_if_nobody_looked_at_the_clock() -> None:
     finished: SimpleQueue[Any] = SimpleQueue()
     discarded = threading.Event()
-    _Attempt(0, Job(lambda: time.sleep(0.2), 0.05, lambda _: discarded.set()), finished)
+    _Attempt(None, 0, Job(lambda: time.sleep(0.2), 0.05, lambda _: discarded.set()), finished)
     assert finished.get(timeout=20).outcome == Expired(0.05)
     assert discarded.wait(5)
 

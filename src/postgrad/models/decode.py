@@ -34,6 +34,21 @@ _WORTH_SHARING = 32
 """Different contexts that start with at least this many common tokens (a system prompt, tool descriptions) read them once."""
 
 
+def common_start(contexts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The start that different contexts have in common, shorter than each of them; empty unless there are two different ones.
+
+    >>> common_start([(1, 2, 3), (1, 2, 4, 5), (1, 2, 3)])
+    (1, 2)
+    >>> common_start([(1, 2, 3), (1, 2, 3)])
+    ()
+    """
+    distinct = {tuple(context) for context in contexts}
+    if len(distinct) < 2:
+        return ()
+    first, last = min(distinct), max(distinct)  # in dictionary order: they differ the most
+    return first[: min(common_length(first, last), min(map(len, distinct)) - 1)]
+
+
 RowT = TypeVar("RowT")
 """A decoder's handle on one rollout."""
 
@@ -59,8 +74,8 @@ class Decoder(Protocol[RowT]):
         """Drop everything."""
         ...
 
-    def ready(self) -> AbstractContextManager[None]:
-        """The model made ready for the calls above, and itself again afterwards."""
+    def ready(self, shared: Sequence[int]) -> AbstractContextManager[None]:
+        """The model made ready for the calls above, and itself again afterwards. `shared`: a start that new contexts have in common."""
         ...
 
 
@@ -123,11 +138,13 @@ class FlatDecoder:
         self.own: list[tuple[Stack, list[Row]]] = []
         self._prefixes: list[tuple[Stack, list[Prefix]]] = []
         self._layout: StepLayout | None = None
+        self._trunk: KVBlock | None = None
         self._switch.current = None
         self.closed.evict(self._cache_bytes)
 
     @contextmanager
-    def ready(self) -> Iterator[None]:
+    def ready(self, shared: Sequence[int]) -> Iterator[None]:
+        self._shared = tuple(shared) if len(shared) >= _WORTH_SHARING else ()
         with self._serving.ready(self._switch):
             yield
 
@@ -182,17 +199,18 @@ class FlatDecoder:
         return _Run(new, Piece(row.own, kept, len(new), row.prefix), known)
 
     def _share_trunk(self, runs: Sequence[_Run]) -> None:
-        """Different contexts often start alike: read the common start once and copy its keys and values."""
-        if len(runs) < 2:
+        """Contexts that begin with what the stream was told they share copy its keys and values. Read once, and always alone: how a
+        context is read must not depend on which others come with it."""
+        start = self._shared
+        sharing = [run for run in runs if len(run.ids) > len(start) and run.ids[: len(start)] == start] if start else []
+        if not sharing:
             return
-        shortest, longest = min(run.ids for run in runs), max(run.ids for run in runs)  # in dictionary order: they differ the most
-        common = min(common_length(shortest, longest), min(len(run.ids) for run in runs) - 1)
-        if common < _WORTH_SHARING:
-            return
-        trunk = KVBlock(common)
-        self._read([_Run(runs[0].ids[:common], Piece(trunk, 0, common), 0)])
-        for run in runs:
-            grown = trunk.copied(common, run.piece.block.capacity)
+        common = len(start)
+        if self._trunk is None:
+            self._trunk = KVBlock(common)
+            self._read([_Run(start, Piece(self._trunk, 0, common), 0)])
+        for run in sharing:
+            grown = self._trunk.copied(common, run.piece.block.capacity)
             run.piece.block.keys, run.piece.block.values = grown.keys, grown.values
             run.piece.start, run.piece.length = common, len(run.ids) - common
             run.ids, run.position = run.ids[common:], common
@@ -280,7 +298,7 @@ class CacheDecoder:
         row.cache = None
 
     @contextmanager
-    def ready(self) -> Iterator[None]:
+    def ready(self, shared: Sequence[int]) -> Iterator[None]:
         with self._serving.ready(None):
             yield
 

@@ -27,22 +27,23 @@ from torch import Tensor, nn
 from postgrad.errors import ModelError, RunError
 from postgrad.models.attention import pretrained
 from postgrad.models.capability import check_head, packed_refusal
-from postgrad.models.decode import CacheDecoder, Decoder, FlatDecoder
+from postgrad.models.decode import CacheDecoder, Decoder, FlatDecoder, common_start
 from postgrad.models.noise import TurnNoise
 from postgrad.models.picking import check_params, pick
 from postgrad.models.serving import Serving, contents, fingerprint
 from postgrad.models.stopping import Decode, StopRule
-from postgrad.protocols import Completion, Finish, SamplingParams, TurnRequest
+from postgrad.protocols import Answer, Completion, Finish, SampleKey, SamplingParams, TurnRequest
 
 Progress = Callable[[int, int], None]
-"""Called after every decode step with (tokens sampled in this call so far, rows still being sampled)."""
+"""Called after every decode step with (tokens sampled in this stream so far, rows still being sampled)."""
+_PATIENCE = 4
+"""Decode steps that a request waits for others to be opened together with."""
 
 
 @dataclass(eq=False)
 class _Turn:
     """One request while it is being answered."""
 
-    index: int
     request: TurnRequest
     max_tokens: int
     noise: TurnNoise
@@ -139,31 +140,25 @@ class LocalSampler:
 
     # Sampling
 
-    def generate(self, requests: Sequence[TurnRequest], params: SamplingParams) -> list[Completion]:
-        """Answer every request, in order. Raises `RunError` on a context that does not fit the model or logits that are not finite."""
+    @contextmanager
+    def stream(self, params: SamplingParams, *, starts: Sequence[Sequence[int]] = ()) -> Iterator[LocalStream]:
+        """Raises `RunError` on a context that does not fit the model or logits that are not finite."""
         check_params(params)
-        turns = [self._turn(index, request) for index, request in enumerate(requests)]
-        _check_distinct(requests)
-        waiting = deque(turn for turn in turns if turn.finish is None)
-        rule = StopRule(params, self._decode)
-        live: list[_Turn] = []
-        with self._opened() as decoder:
-            while waiting or live:
-                if waiting and 2 * len(live) <= self._max_batch:
-                    arrived = [waiting.popleft() for _ in range(min(len(waiting), self._max_batch - len(live)))]
-                    rows, logits = decoder.open([turn.request for turn in arrived])
-                    for turn, row in zip(arrived, rows, strict=True):
-                        turn.row = row
-                    live += _sample(arrived, logits, params, rule, decoder)
-                else:
-                    logits = decoder.step([turn.row for turn in live], [turn.tokens[-1] for turn in live])
-                    live = _sample(live, logits, params, rule, decoder)
-                self._report(turns, live)
-        return [turn.completion() for turn in turns]
+        with self._opened(common_start(starts)) as decoder:
+            yield LocalStream(decoder, params, StopRule(params, self._decode), self._turn, self._max_batch, self.progress)
 
-    def _turn(self, index: int, request: TurnRequest) -> _Turn:
+    def generate(self, requests: Sequence[TurnRequest], params: SamplingParams) -> list[Completion]:
+        """Answer every request, in order. Raises as `stream` does."""
+        with self.stream(params, starts=[request.context for request in requests]) as stream:
+            stream.submit(requests)
+            answers: dict[SampleKey, Completion] = {}
+            while stream.busy:
+                answers |= {turn.request.key: turn.completion() for turn in stream.advance()}
+        return [answers[request.key] for request in requests]
+
+    def _turn(self, request: TurnRequest) -> _Turn:
         room = self.max_positions - len(request.context)
-        turn = _Turn(index, request, min(request.max_tokens, room), TurnNoise(request.key, request.turn))
+        turn = _Turn(request, min(request.max_tokens, room), TurnNoise(request.key, request.turn))
         self._check(turn, room)
         if request.max_tokens == 0:
             turn.finish = Finish.LENGTH
@@ -189,17 +184,98 @@ class LocalSampler:
             )
 
     @contextmanager
-    def _opened(self) -> Iterator[Decoder[Any]]:
+    def _opened(self, shared: Sequence[int]) -> Iterator[Decoder[Any]]:
         decoder = self._current()
-        with decoder.ready():
+        with decoder.ready(shared):
             try:
                 yield decoder
             finally:
                 decoder.release()
 
-    def _report(self, turns: Sequence[_Turn], live: Sequence[_Turn]) -> None:
-        if self.progress is not None:
-            self.progress(sum(len(turn.tokens) for turn in turns), len(live))
+
+class LocalStream:
+    """A stream of `LocalSampler`. Which rows are decoded together depends on when requests come; what they become does not."""
+
+    def __init__(
+        self,
+        decoder: Decoder[Any],
+        params: SamplingParams,
+        rule: StopRule,
+        turn_of: Callable[[TurnRequest], _Turn],
+        max_batch: int,
+        progress: Progress | None,
+    ) -> None:
+        self._decoder, self._params, self._rule, self._turn_of, self._max_batch = decoder, params, rule, turn_of, max_batch
+        self._progress = progress
+        self._waiting: deque[_Turn] = deque()
+        self._waited = 0
+        self._live: list[_Turn] = []
+        self._empty: list[_Turn] = []
+        """Turns that may have no token."""
+        self._ended_tokens = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._live or self._empty)
+
+    def submit(self, requests: Sequence[TurnRequest]) -> None:
+        turns = [self._turn_of(request) for request in requests]
+        _check_distinct([*(turn.request for turn in (*self._waiting, *self._live, *self._empty)), *requests])
+        self._waiting.extend(turn for turn in turns if turn.finish is None)
+        self._empty += [turn for turn in turns if turn.finish is not None]
+
+    def step(self) -> list[Answer]:
+        return [(turn.request, turn.completion()) for turn in self.advance()]
+
+    def advance(self) -> list[_Turn]:
+        """The turns that ended with the next token of every row."""
+        ended, self._empty = self._empty, []
+        if self._waiting and self._worth_opening():
+            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._max_batch - len(self._live)))]
+            rows, logits = self._decoder.open([turn.request for turn in batch])
+            for turn, row in zip(batch, rows, strict=True):
+                turn.row = row
+            self._waited = 0
+            going = self._sample(batch, logits)
+            self._live += going
+            ended += [turn for turn in batch if turn.finish is not None]
+        elif self._live:
+            self._waited += bool(self._waiting)
+            batch = self._live
+            logits = self._decoder.step([turn.row for turn in batch], [turn.tokens[-1] for turn in batch])
+            self._live = self._sample(batch, logits)
+            ended += [turn for turn in batch if turn.finish is not None]
+        self._ended_tokens += sum(len(turn.tokens) for turn in ended)
+        if self._progress is not None:
+            self._progress(self._ended_tokens + sum(len(turn.tokens) for turn in self._live), len(self._live))
+        return ended
+
+    def _worth_opening(self) -> bool:
+        """Opening costs a pass over the weights however few rows it brings: wait for company, but not long."""
+        fitting = min(len(self._waiting), self._max_batch - len(self._live))
+        return fitting > 0 and (2 * fitting >= len(self._live) or (fitting == len(self._waiting) and self._waited >= _PATIENCE))
+
+    def _sample(self, turns: Sequence[_Turn], logits: Tensor) -> list[_Turn]:
+        """Give every turn its next token from logits [n, V]; close those that end with it and return the others."""
+        uniforms = torch.tensor([turn.noise.at(len(turn.tokens)) for turn in turns], dtype=torch.float64, device=logits.device)
+        picked = pick(logits, uniforms, self._params)
+        going = []
+        values = zip(turns, picked.tokens.tolist(), picked.logprobs.tolist(), picked.finite.tolist(), strict=True)
+        for turn, token, logprob, finite in values:
+            if not finite or not math.isfinite(logprob):
+                raise RunError(
+                    f"the logits of token {len(turn.tokens)} are not finite",
+                    where=str(turn),
+                    hint="the weights hold a NaN or an infinity, or overflow in the sampler's dtype; go back to the last checkpoint",
+                )
+            turn.tokens.append(token)
+            turn.logprobs.append(logprob)
+            turn.finish = self._rule.finish(turn.tokens, turn.max_tokens)
+            if turn.finish is None:
+                going.append(turn)
+            else:
+                self._decoder.close(turn.row)
+        return going
 
 
 def _head_refusal(model: nn.Module) -> str | None:
@@ -214,25 +290,3 @@ def _check_distinct(requests: Sequence[TurnRequest]) -> None:
     repeated = [key for key, times in Counter(request.key for request in requests).items() if times > 1]
     if repeated:
         raise RunError(f"two requests of one call have the key {repeated[0]}: they would draw the same noise")
-
-
-def _sample(turns: Sequence[_Turn], logits: Tensor, params: SamplingParams, rule: StopRule, decoder: Decoder[Any]) -> list[_Turn]:
-    """Give every turn its next token from logits [n, V]; close those that end with it and return the others."""
-    uniforms = torch.tensor([turn.noise.at(len(turn.tokens)) for turn in turns], dtype=torch.float64, device=logits.device)
-    picked = pick(logits, uniforms, params)
-    going = []
-    for turn, token, logprob, finite in zip(turns, picked.tokens.tolist(), picked.logprobs.tolist(), picked.finite.tolist(), strict=True):
-        if not finite or not math.isfinite(logprob):
-            raise RunError(
-                f"the logits of token {len(turn.tokens)} are not finite",
-                where=str(turn),
-                hint="the weights hold a NaN or an infinity, or overflow in the sampler's dtype; go back to the last checkpoint",
-            )
-        turn.tokens.append(token)
-        turn.logprobs.append(logprob)
-        turn.finish = rule.finish(turn.tokens, turn.max_tokens)
-        if turn.finish is None:
-            going.append(turn)
-        else:
-            decoder.close(turn.row)
-    return going

@@ -2,6 +2,7 @@
 
 from postgrad.protocols import InfrastructureError
 from postgrad.rollout.agent import Progress, collect
+from postgrad.rollout.journal import call_key
 from postgrad.rollout.metrics import rollout_metrics
 from postgrad.rollout.record import group_from_json, group_to_json, rollout_from_json, rollout_to_json
 from postgrad.rollout.results import ErrorKind
@@ -15,6 +16,7 @@ __all__ = [
     "RolloutConfig",
     "ToolOptions",
     "Toolbox",
+    "call_key",
     "collect",
     "group_from_json",
     "group_to_json",

@@ -1,12 +1,13 @@
 """Samples groups of rollouts: GRPO's generation, and with tools the agent loop. Without tools it is one turn of sampling.
 
-`collect` works in rounds, so that a result never depends on how long a tool took:
+Every rollout goes its own way, as fast as its own tools:
 
-1. open the environments of rollouts that begin (or begin again)
-2. sample one turn of every live rollout, in one call of the sampler
-3. decide for each: it is done, or its calls are executed (`state.after_turn`)
-4. execute all calls of all rollouts side by side
-5. append results: the glue that the chat template puts around them, as TOOL tokens
+1. its environments are opened                            a job in a thread
+2. a turn is sampled, beside those of all other rollouts  the sampler's stream, which rollouts enter and leave at any time
+3. it is done, or its calls are executed                  `state.after_turn`; jobs in threads, journalled
+4. the results are appended: the glue that the chat template puts around them, as TOOL tokens; on with 2
+
+What a rollout becomes depends neither on how long tools took nor on which rollouts were sampled beside it (docs/decisions/0006).
 
 Sampled ids are appended as sampled and never decoded and encoded again. When the template would render the history otherwise by now
 (thinking models drop old thoughts), policy `append` keeps the tokens and counts it, policy `fork` starts a second training row.
@@ -17,15 +18,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from postgrad.errors import DataError, RunError
-from postgrad.protocols import Completion, Finish, InfrastructureError, SampleKey, Sampler, SamplingParams, TurnRequest
-from postgrad.rollout.execute import ToolLimits, execute, refuse
-from postgrad.rollout.pool import Expired, Job, run_lanes
+from postgrad.protocols import Completion, Finish, InfrastructureError, SampleKey, Sampler, SamplingParams, Stream, TurnRequest
+from postgrad.rollout.execute import Calls, ToolLimits, refuse
+from postgrad.rollout.journal import CallPlace, Journal, NoJournal
+from postgrad.rollout.pool import Expired, Job, Pool
 from postgrad.rollout.results import ErrorKind, exception_text
 from postgrad.rollout.state import (
     CallTools,
@@ -51,9 +54,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """After a round: how many rollouts go on, how many have ended, and the tokens sampled so far."""
+    """How many rollouts go on, how many have ended, and the tokens sampled so far."""
 
-    round: int
     live: int
     done: int
     sampled_tokens: int
@@ -69,61 +71,175 @@ def collect(
     params: SamplingParams,
     seed: int,
     step: int,
+    journal: Journal | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[Group]:
     """One group of `config.group_size` rollouts per prompt, in the order of `prompts`.
 
-    prompts: (index in the run's order, prompt); the index keys the sampling noise together with `seed` and `step`.
-    params:  `stop_ids` is completed with all of the chat format's end ids.
+    prompts:     (index in the run's order, prompt); the index keys the sampling noise together with `seed` and `step`.
+    params:      `stop_ids` is completed with all of the chat format's end ids.
+    journal:     what tools answered in this step, now and when an earlier process did it; None keeps no record.
+    on_progress: told whenever a rollout has gone on.
     Raises `DataError` for a prompt that cannot be used, before anything is sampled, and `RunError` when the sampler returns a
     non-finite log-prob or when the infrastructure failed for every rollout.
     """
     params = replace(params, stop_ids=params.stop_ids | frozenset(chat.stop_ids))
-    loop = _Loop(prompts, sampler=sampler, chat=chat, toolbox=toolbox, config=config, params=params, seed=seed, step=step)
-    states = [loop.begin(index, sample) for index, _ in prompts for sample in range(config.group_size)]
+    loop = _Loop(prompts, chat=chat, toolbox=toolbox, config=config, seed=seed, step=step, journal=journal or NoJournal())
     try:
-        rounds = 0
-        while any(state.stop is None for state in states):
-            states = loop.round(states)
-            rounds += 1
-            if on_progress is not None:
-                on_progress(_progress(rounds, states))
+        with sampler.stream(params, starts=list(loop.prompt_ids.values())) as stream:
+            loop.run(stream, on_progress)
     finally:
-        loop.close(list(loop.sessions))
+        loop.close()
         sampler.forget()
-    _refuse_total_failure(states, step=step)
-    return loop.groups(states)
+    _refuse_total_failure(loop.states, step=step)
+    return loop.groups()
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """The environments of the rollout at `slot` are being made and reset."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Calling:
+    """The calls of the turn that the rollout at `slot` has just written. `before`: the rollout before the turn."""
+
+    slot: int
+    before: State
+    turn: Turn
+    calls: Calls
 
 
 class _Loop:
-    """What stays the same during one `collect`, and the only thing that changes besides the states: the open `sessions`, by slot."""
+    """One `collect`. Rollouts are known by their slot, their place in the order of prompts and samples."""
 
     def __init__(
         self,
         prompts: Sequence[tuple[int, Prompt]],
         *,
-        sampler: Sampler,
         chat: ChatFormat,
         toolbox: Toolbox,
         config: RolloutConfig,
-        params: SamplingParams,
         seed: int,
         step: int,
+        journal: Journal,
     ) -> None:
         self.prompts = dict(prompts)
         if len(self.prompts) < len(prompts):
             raise ValueError("two prompts have the same index: their samples would be the same")
-        self.sampler, self.chat, self.toolbox, self.config, self.params = sampler, chat, toolbox, config, params
+        self.chat, self.toolbox, self.config, self.journal = chat, toolbox, config, journal
         self.seed, self.step = seed, step
         self.rules = Rules(config, frozenset(toolbox.by_name), toolbox.terminal)
         self.limits = ToolLimits(deadline_s=config.tool_deadline_s, max_output_chars=config.max_output_chars, workers=config.tool_workers)
         self.resets = {index: [item.reset_arguments(prompt) for item in toolbox.environments] for index, prompt in prompts}
         self.prompt_ids = {index: self._prompt_ids(prompt) for index, prompt in prompts}
+        self.states = [self._fresh(index, sample) for index, _ in prompts for sample in range(config.group_size)]
+        self.slots = {self._key(state): slot for slot, state in enumerate(self.states)}
         self.sessions: dict[int, ToolSession] = {}
+        self.shared = ToolSession(toolbox.bind(()) if not toolbox.environments else {})
+        self.pool: Pool[_Opening | _Calling, Any] = Pool(config.tool_workers)
+        self.closing: Pool[int, str] = Pool(config.tool_workers)
+        self.ready: set[int] = set()
+        """Slots whose next turn can be sampled."""
+        self.numbers = count()
 
-    # ---- the rounds
+    # ---- the loop
 
-    def begin(self, index: int, sample: int, *, infrastructure_errors: tuple[str, ...] = ()) -> State:
+    def run(self, stream: Stream, on_progress: Callable[[Progress], None] | None) -> None:
+        """Until every rollout has ended."""
+        for slot in range(len(self.states)):
+            self._begin(slot)
+        while self.ready or stream.busy or self.pool.busy:
+            stream.submit([self._request(self.states[slot]) for slot in sorted(self.ready)])
+            self.ready.clear()
+            answers = stream.step() if stream.busy else []
+            for request, answer in answers:
+                self._sampled(self.slots[request.key], request, answer)
+            finished = self.pool.finished(wait=not stream.busy and not self.ready)
+            for work, outcomes in finished:
+                self._answered(work, outcomes)
+            if on_progress is not None and (answers or finished):
+                on_progress(_progress(self.states))
+
+    def _begin(self, slot: int) -> None:
+        """Open the environments, if there are any; else the first turn can be sampled."""
+        state = self.states[slot]
+        if state.ready:
+            self.ready.add(slot)
+            return
+        job = Job(partial(_try_open, self.toolbox, self.resets[state.index]), self.config.tool_deadline_s, _close_late)
+        self.pool.start(_Opening(slot), [[job]])
+
+    def _answered(self, work: _Opening | _Calling, outcomes: Sequence[Sequence[Any]]) -> None:
+        if isinstance(work, _Opening):
+            [[outcome]] = outcomes
+            session = f"reset: no result within {outcome.seconds:g} s" if isinstance(outcome, Expired) else outcome.value
+            self._opened(work.slot, session)
+        else:
+            self._read(work, work.calls.results(outcomes))
+
+    def _opened(self, slot: int, session: ToolSession | str) -> None:
+        state = self.states[slot]
+        if isinstance(session, str):
+            self._spoil(slot, state, session)
+            return
+        self.sessions[slot] = session
+        if session.observation:
+            prompt = replace(state.prompt, messages=_with_observation(state.prompt.messages, session.observation))
+            state = replace(state, history=prompt.messages, segments=(Segment(Source.PROMPT, self._prompt_ids(prompt)),))
+        self._go_on(slot, replace(state, ready=True))
+
+    def _sampled(self, slot: int, request: TurnRequest, answer: Completion | InfrastructureError) -> None:
+        """A turn has ended: write it; then the rollout is done, or its calls are executed."""
+        before = self.states[slot]
+        if isinstance(answer, InfrastructureError):  # the rollout itself is whole: the same turn is asked for once more
+            state = _spoiled(before, exception_text(answer))
+            self._go_on(slot, state)
+            return
+        turn = self._turn(before, request, answer)
+        state = self._write(before, turn)
+        if state.stop is not None:
+            self._go_on(slot, state)
+            return
+        self.states[slot] = state
+        place = CallPlace(self.step, before.index, before.sample, before.restarts, before.turns, 0)
+        calls = Calls(self.sessions.get(slot, self.shared), turn.calls, self.limits, place, self.journal)
+        self.pool.start(_Calling(slot, before, turn, calls), calls.lanes)
+
+    def _read(self, work: _Calling, results: tuple[ToolResult, ...]) -> None:
+        """The calls of a turn have their results: the model reads them, or the rollout ends."""
+        slot, state = work.slot, self.states[work.slot]
+        failed = [result.content for result in results if result.error == ErrorKind.INFRASTRUCTURE]
+        if failed:
+            self._spoil(slot, work.before, failed[0].removeprefix("error: "))
+            return
+        state = replace(state, tool_results=state.tool_results + results)
+        stop = after_results(state, results, self.rules)
+        state = self._append(work.before, state, work.turn, results) if stop is None else replace(state, stop=stop)
+        self._go_on(slot, state)
+
+    def _go_on(self, slot: int, state: State) -> None:
+        """Let the next turn be sampled, or close what an ended rollout has open."""
+        self.states[slot] = state
+        if state.stop is None:
+            self.ready.add(slot)
+        else:
+            self._close(slot)
+
+    def _spoil(self, slot: int, before: State, text: str) -> None:
+        """A tool's infrastructure failed: the rollout begins again (its environments are in an unknown state), or ends as it was."""
+        spoiled = _spoiled(before, text)
+        self._close(slot)
+        if spoiled.stop is None:
+            fresh = self._fresh(before.index, before.sample)
+            spoiled = replace(fresh, restarts=before.restarts + 1, infrastructure_errors=spoiled.infrastructure_errors)
+        self.states[slot] = spoiled
+        if spoiled.stop is None:
+            self._begin(slot)
+
+    def _fresh(self, index: int, sample: int) -> State:
         prompt = self.prompts[index]
         return State(
             index=index,
@@ -132,62 +248,15 @@ class _Loop:
             history=prompt.messages,
             segments=(Segment(Source.PROMPT, self.prompt_ids[index]),),
             ready=not self.toolbox.environments,
-            infrastructure_errors=infrastructure_errors,
         )
 
-    def round(self, states: Sequence[State]) -> list[State]:
-        """Every live rollout goes on by one turn and the results of its calls."""
-        states = self._open(states)
-        turns = self._sample(states)
-        if isinstance(turns, str):
-            return [_spoiled(state, turns) if _samples(state) else state for state in states]
-        after = [self._write(state, turns[slot]) if slot in turns else state for slot, state in enumerate(states)]
-        pending = {slot: turn for slot, turn in turns.items() if after[slot].stop is None}
-        for slot, results in self._execute(pending).items():
-            after[slot] = self._read(states[slot], after[slot], pending[slot], results)
-        self.close([slot for slot in self.sessions if after[slot].stop is not None or not after[slot].ready])
-        return after
-
-    def _open(self, states: Sequence[State]) -> list[State]:
-        """Make and reset the environments of rollouts that begin, side by side."""
-        opening = [slot for slot, state in enumerate(states) if state.stop is None and not state.ready]
-        jobs = [
-            Job(partial(_try_open, self.toolbox, self.resets[states[slot].index]), self.config.tool_deadline_s, _close_late)
-            for slot in opening
-        ]
-        outcomes = run_lanes([[job] for job in jobs], workers=self.config.tool_workers)
-        opened = list(states)
-        for slot, [outcome] in zip(opening, outcomes, strict=True):
-            session = f"reset: no result within {outcome.seconds:g} s" if isinstance(outcome, Expired) else outcome.value
-            opened[slot] = self._opened(states[slot], slot, session)
-        return opened
-
-    def _opened(self, state: State, slot: int, session: ToolSession | str) -> State:
-        if isinstance(session, str):
-            return _spoiled(state, session)
-        self.sessions[slot] = session
-        if not session.observation:
-            return replace(state, ready=True)
-        prompt = replace(state.prompt, messages=_with_observation(state.prompt.messages, session.observation))
-        return replace(state, ready=True, history=prompt.messages, segments=(Segment(Source.PROMPT, self._prompt_ids(prompt)),))
-
-    def _sample(self, states: Sequence[State]) -> dict[int, Turn] | str:
-        """The next turn of every live rollout, by slot; or, when the sampler's infrastructure failed, what it said."""
-        requests = {slot: self._request(state) for slot, state in enumerate(states) if _samples(state)}
-        if not requests:
-            return {}
-        try:
-            completions = self.sampler.generate(list(requests.values()), self.params)
-        except InfrastructureError as error:
-            return exception_text(error)
-        return {
-            slot: self._turn(states[slot], request, completion)
-            for (slot, request), completion in zip(requests.items(), completions, strict=True)
-        }
+    def _key(self, state: State) -> SampleKey:
+        return SampleKey(self.seed, self.step, state.index, state.sample)
 
     def _request(self, state: State) -> TurnRequest:
-        key = SampleKey(self.seed, self.step, state.index, state.sample)
-        return TurnRequest(key, state.turns, state.context, min(self.config.max_tokens, room(state, self.config)))
+        return TurnRequest(self._key(state), state.turns, state.context, min(self.config.max_tokens, room(state, self.config)))
+
+    # ---- one turn
 
     def _turn(self, state: State, request: TurnRequest, completion: Completion) -> Turn:
         _check_completion(state, request, completion)
@@ -211,27 +280,6 @@ class _Loop:
     def _refusals(self, turn: Turn) -> tuple[ToolResult, ...]:
         refused = (refuse(item, self.toolbox.by_name, self.limits) for item in turn.calls)
         return tuple(result for result in refused if result is not None)
-
-    def _execute(self, pending: Mapping[int, Turn]) -> dict[int, tuple[ToolResult, ...]]:
-        shared = ToolSession(self.toolbox.bind(()) if not self.toolbox.environments else {})
-        turns = [(self.sessions.get(slot, shared), turn.calls) for slot, turn in pending.items()]
-        return dict(zip(pending, execute(turns, self.limits), strict=True))
-
-    def _read(self, before: State, state: State, turn: Turn, results: tuple[ToolResult, ...]) -> State:
-        """The rollout with the results of its calls. `before` is the rollout before the turn."""
-        failed = [result.content for result in results if result.error == ErrorKind.INFRASTRUCTURE]
-        if failed:
-            return self._again(before, failed[0].removeprefix("error: "))
-        state = replace(state, tool_results=state.tool_results + results)
-        stop = after_results(state, results, self.rules)
-        return self._append(before, state, turn, results) if stop is None else replace(state, stop=stop)
-
-    def _again(self, before: State, text: str) -> State:
-        """A tool's infrastructure failed: the rollout begins again (its environments are in an unknown state), or ends as it was."""
-        spoiled = _spoiled(before, text)
-        if spoiled.stop is not None:
-            return spoiled
-        return self.begin(before.index, before.sample, infrastructure_errors=spoiled.infrastructure_errors)
 
     def _append(self, before: State, state: State, turn: Turn, results: tuple[ToolResult, ...]) -> State:
         """Let the model read the results: TOOL tokens, cut where the token budget ends."""
@@ -297,26 +345,36 @@ class _Loop:
             raise DataError("tools need prompts that are conversations, and this one is plain text", where=prompt.row, hint=hint)
         return tuple(self.chat.raw_prompt_ids(prompt.raw_text))
 
-    def close(self, slots: Iterable[int]) -> None:
-        """Close environments of rollouts that ended, however they ended. A failing close is logged: the rollout itself is whole."""
-        sessions = [self.sessions.pop(slot) for slot in list(slots)]
-        jobs = [[Job(partial(_try_close, session), self.config.tool_deadline_s)] for session in sessions if session.instances]
-        for [outcome] in run_lanes(jobs, workers=self.config.tool_workers):
+    def _close(self, slot: int) -> None:
+        """Close the environments of a rollout that has ended, however it ended, beside what goes on."""
+        session = self.sessions.pop(slot, None)
+        if session is not None and session.instances:
+            self._note_closed()
+            self.closing.start(next(self.numbers), [[Job(partial(_try_close, session), self.config.tool_deadline_s)]])
+
+    def close(self) -> None:
+        """Close what is open still, and wait for it."""
+        self.pool.abandon()
+        for slot in list(self.sessions):
+            self._close(slot)
+        while self.closing.busy:
+            self._note_closed(wait=True)
+
+    def _note_closed(self, *, wait: bool = False) -> None:
+        """A failing close is logged: the rollout itself is whole."""
+        for _, [[outcome]] in self.closing.finished(wait=wait):
             problem = f"no result within {outcome.seconds:g} s" if isinstance(outcome, Expired) else outcome.value
             if problem:
                 log.warning("an environment did not close: %s", problem)
 
-    def groups(self, states: Sequence[State]) -> list[Group]:
+    def groups(self) -> list[Group]:
         rollouts = [
-            finished(state, text=self.chat.decode(state.completion), raw_text=self.chat.decode_raw(state.completion)) for state in states
+            finished(state, text=self.chat.decode(state.completion), raw_text=self.chat.decode_raw(state.completion))
+            for state in self.states
         ]
         size = self.config.group_size
         starts = range(0, len(rollouts), size)
         return [Group(prompt, tuple(rollouts[start : start + size])) for prompt, start in zip(self.prompts.values(), starts, strict=True)]
-
-
-def _samples(state: State) -> bool:
-    return state.stop is None and state.ready
 
 
 def _spoiled(state: State, text: str) -> State:
@@ -365,10 +423,10 @@ def _tool_message(result: ToolResult) -> Message:
     return Message("tool", result.content, tool_call_id=call.id if call else "", name=call.name if call else "")
 
 
-def _progress(rounds: int, states: Sequence[State]) -> Progress:
+def _progress(states: Sequence[State]) -> Progress:
     live = sum(state.stop is None for state in states)
     sampled = sum(len(segment.logprobs) for state in states for row in (*state.forks, state.segments) for segment in row)
-    return Progress(rounds, live, len(states) - live, sampled)
+    return Progress(live, len(states) - live, sampled)
 
 
 def _refuse_total_failure(states: Sequence[State], *, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Executes the tool calls of one round: every call of every rollout, side by side, each with its deadline.
+"""Executes the tool calls of one turn, side by side, each with its deadline.
 
 1. Every call gets exactly one `ToolResult`, in call order, whatever it was: malformed, unknown, wrongly called, failing, hanging.
 2. The text that the model reads starts with `error: ` when the call failed; `ToolResult.error` names the kind (`ErrorKind`).
@@ -8,17 +8,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 from postgrad.protocols import InfrastructureError
-from postgrad.rollout.pool import Expired, Job, Returned, run_lanes
+from postgrad.rollout.attempt import attempt
+from postgrad.rollout.deadline import DeadlineError
+from postgrad.rollout.failures import ToolError
+from postgrad.rollout.journal import CallPlace, Journal, NoJournal, calling
+from postgrad.rollout.pool import Expired, Job, Outcome, Pool, Returned
 from postgrad.rollout.results import ErrorKind, OutputError, exception_text, result_text, shorten
 from postgrad.rollout.signature import ArgumentError
-from postgrad.rollout.tools import BoundTool, DeadlineError, ToolSession, call
+from postgrad.rollout.tools import BoundTool, ToolSession
 from postgrad.types import MalformedCall, ToolCall, ToolResult
 
 Call = ToolCall | MalformedCall
+_INTERRUPTED = "the run was interrupted during this call; whether it took effect is not known, and it was not repeated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,37 +53,106 @@ def refuse(item: Call, tools: Mapping[str, object], limits: ToolLimits) -> ToolR
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The calls of one turn of a rollout: `lanes` to run, and their `results` once every lane has its outcomes.
+
+    Calls that are refused, and calls that the journal has an end for, need no running.
+    """
+
+    session: ToolSession
+    calls: Sequence[Call]
+    limits: ToolLimits
+    turn: CallPlace
+    journal: Journal
+
+    @property
+    def lanes(self) -> list[list[Job[_Answer]]]:
+        return [[self._job(number) for number in lane] for lane in self._lanes()]
+
+    def results(self, outcomes: Sequence[Sequence[Outcome[_Answer]]]) -> tuple[ToolResult, ...]:
+        """One per call, in call order."""
+        answered = {
+            number: outcome
+            for lane, lane_outcomes in zip(self._lanes(), outcomes, strict=True)
+            for number, outcome in zip(lane, lane_outcomes, strict=True)
+        }
+        return tuple(self._result(number, item, answered.get(number)) for number, item in enumerate(self.calls))
+
+    def _lanes(self) -> list[list[int]]:
+        lanes: dict[int, list[int]] = {}
+        for number, item in enumerate(self.calls):
+            if isinstance(item, ToolCall) and refuse(item, self.session.tools, self.limits) is None and not self._settled(number, item):
+                lock = self.session.tools[item.name].lock
+                lanes.setdefault(-1 - number if lock is None else id(lock), []).append(number)
+        return list(lanes.values())
+
+    def _settled(self, number: int, item: ToolCall) -> ToolResult | None:
+        """The result that needs no call: the recorded one, or that nobody knows. A new instance has to be brought up to date by calls."""
+        bound = self.session.tools[item.name]
+        found = self.journal.find(self._place(number), item)
+        if found is None or bound.lock is not None:
+            return None
+        if found.result is None and not bound.tool.options.idempotent:
+            return _short(ToolResult(item, f"error: {item.name}: {_INTERRUPTED}", ErrorKind.INTERRUPTED), self.limits)
+        return found.result
+
+    def _job(self, number: int) -> Job[_Answer]:
+        item = self.calls[number]
+        assert isinstance(item, ToolCall)
+        bound, place, limits = self.session.tools[item.name], self._place(number), self.limits
+        deadline_s = bound.tool.options.deadline_s or limits.deadline_s
+
+        def answer() -> _Answer:
+            with calling(place):
+                return _answer(bound, item, deadline_s=deadline_s, max_chars=limits.max_output_chars)
+
+        def run() -> _Answer:
+            self.journal.begun(place, item)
+            return answer()
+
+        def commit(outcome: Returned[_Answer]) -> None:
+            self.journal.ended(place, _result(item, outcome, limits))
+
+        found = self.journal.find(place, item)
+        if found is not None and found.result is not None:  # of an environment: its new instance gets where the old one was
+            return Job(answer, deadline_s)
+        return Job(run, deadline_s, commit=commit)
+
+    def _result(self, number: int, item: Call, outcome: Outcome[_Answer] | None) -> ToolResult:
+        refusal = refuse(item, self.session.tools, self.limits)
+        if refusal is not None:
+            return refusal
+        assert isinstance(item, ToolCall)
+        found = self.journal.find(self._place(number), item)
+        if found is not None and found.result is not None:
+            return found.result
+        if outcome is None:
+            settled = self._settled(number, item)
+            assert settled is not None
+            return settled
+        result = _result(item, outcome, self.limits)
+        if isinstance(outcome, Expired):
+            self.journal.ended(self._place(number), result)
+        return result
+
+    def _place(self, number: int) -> CallPlace:
+        return replace(self.turn, number=number)
+
+
 def execute(turns: Sequence[tuple[ToolSession, Sequence[Call]]], limits: ToolLimits) -> list[tuple[ToolResult, ...]]:
-    """Per turn, one result per call, in call order."""
-    lanes: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    results: dict[tuple[int, int], ToolResult] = {}
-    for row, (session, calls) in enumerate(turns):
-        for column, item in enumerate(calls):
-            refusal = refuse(item, session.tools, limits)
-            if refusal is not None:
-                results[row, column] = refusal
-            elif isinstance(item, ToolCall):
-                lock = session.tools[item.name].lock
-                lane = (row, column) if lock is None else (-1, id(lock))
-                lanes.setdefault(lane, []).append((row, column))
-    places = list(lanes.values())
-    outcomes = run_lanes([[_job(turns, place, limits) for place in lane] for lane in places], workers=limits.workers)
-    for lane_places, lane_outcomes in zip(places, outcomes, strict=True):
-        for (row, column), outcome in zip(lane_places, lane_outcomes, strict=True):
-            item = turns[row][1][column]
-            assert isinstance(item, ToolCall)
-            results[row, column] = _result(item, outcome, limits)
-    return [tuple(results[row, column] for column in range(len(calls))) for row, (_, calls) in enumerate(turns)]
-
-
-def _job(turns: Sequence[tuple[ToolSession, Sequence[Call]]], place: tuple[int, int], limits: ToolLimits) -> Job[_Answer]:
-    row, column = place
-    session, calls = turns[row]
-    item = calls[column]
-    assert isinstance(item, ToolCall)
-    bound = session.tools[item.name]
-    deadline_s = bound.tool.options.deadline_s or limits.deadline_s
-    return Job(partial(_answer, bound, item, deadline_s=deadline_s, max_chars=limits.max_output_chars), deadline_s)
+    """Per turn, one result per call, in call order. Waits for all of them."""
+    calls = [Calls(session, items, limits, CallPlace(0, 0, row, 0, 0, 0), NoJournal()) for row, (session, items) in enumerate(turns)]
+    pool: Pool[int, _Answer] = Pool(limits.workers)
+    results: dict[int, tuple[ToolResult, ...]] = {}
+    try:
+        for row, item in enumerate(calls):
+            pool.start(row, item.lanes)
+        while pool.busy:
+            results |= {row: calls[row].results(outcomes) for row, outcomes in pool.finished(wait=True)}
+    finally:
+        pool.abandon()
+    return [results[row] for row in range(len(turns))]
 
 
 def _answer(bound: BoundTool, item: ToolCall, *, deadline_s: float, max_chars: int) -> _Answer:
@@ -92,11 +165,13 @@ def _answer(bound: BoundTool, item: ToolCall, *, deadline_s: float, max_chars: i
 
 def _try(bound: BoundTool, item: ToolCall, *, deadline_s: float, max_chars: int) -> _Answer:
     try:
-        value = call(bound.function, bound.tool.signature.validate(item.arguments), deadline_s=deadline_s)
+        value = attempt(bound, bound.tool.signature.validate(item.arguments), deadline_s=deadline_s)
     except ArgumentError as error:
         return _Answer(f"{item.name}: {error}", ErrorKind.ARGUMENTS)
     except DeadlineError:
         return _Answer(_deadline_text(item, deadline_s), ErrorKind.DEADLINE)
+    except ToolError as error:
+        return _Answer(f"{item.name}: {error}", error.kind)
     except InfrastructureError as error:
         return _Answer(f"{item.name}: {exception_text(error)}", ErrorKind.INFRASTRUCTURE)
     except BaseException as error:  # the tool's: even SystemExit in a tool is an answer to the model, not an end of the run

@@ -1,4 +1,4 @@
-"""One rollout between two rounds, and the rules that say how it goes on. Nothing here samples, executes or renders.
+"""One rollout as a value, and the rules that say how it goes on. Nothing here samples, executes or renders.
 
 1. `RolloutConfig`   the limits, as a recipe names them.
 2. `State`           a frozen value: everything one rollout has read and written so far.
@@ -79,6 +79,7 @@ class State:
     turns: int = 0
     invalid_turns: int = 0
     rewrites: int = 0
+    restarts: int = 0
     infrastructure_errors: tuple[str, ...] = ()
     stop: StopReason | None = None
 

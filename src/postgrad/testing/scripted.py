@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
-from postgrad.protocols import Completion, Finish, SamplingParams, TurnRequest
+from postgrad.protocols import BatchStream, Completion, Finish, SamplingParams, TurnRequest
 from postgrad.testing.tiny import tiny_tokenizer
 
 Canned = str | Sequence[int] | Completion
@@ -39,6 +41,9 @@ class ScriptedPolicy:
         self.requests.append(list(requests))
         self.params.append(params)
         return [self._complete(request, params) for request in requests]
+
+    def stream(self, params: SamplingParams, *, starts: Sequence[Sequence[int]] = ()) -> AbstractContextManager[BatchStream]:
+        return nullcontext(BatchStream(partial(self.generate, params=params)))
 
     def forget(self) -> None:
         self.forgotten += 1

@@ -11,6 +11,7 @@ from postgrad.data import Pair, Work
 from postgrad.models.loading import LanguageModel
 from postgrad.models.sampler import LocalSampler
 from postgrad.rewards.score import Scorer
+from postgrad.rollout.journal import Journals, no_journals
 from postgrad.rollout.tools import Toolbox, load_tools
 from postgrad.train import setup
 from postgrad.train.doctor import RewardWatch
@@ -127,6 +128,7 @@ def make_evaluator(
     toolbox: Toolbox,
     judges: Judges,
     prompts: Sequence[Prompt],
+    journals: Journals = no_journals,
 ) -> Evaluator:
     setup.check_reward_columns(judges.functions.rewards, prompts)
     return Evaluator(
@@ -138,10 +140,13 @@ def make_evaluator(
         scorer=judges,
         prompts=prompts,
         seed=recipe.seed,
+        journals=journals,
     )
 
 
-def make_sampling(recipe: SampledRecipe, base: Path, reporter: Reporter, stack: ExitStack) -> tuple[Sampling, Sequence[str]]:
+def make_sampling(
+    recipe: SampledRecipe, base: Path, reporter: Reporter, stack: ExitStack, journals: Journals
+) -> tuple[Sampling, Sequence[str]]:
     """What the methods that sample share, and what the data's audit has to say."""
     toolbox = load_tools(recipe.tools, base)
     named = setup.load_recipe_rewards(recipe, base)
@@ -152,7 +157,7 @@ def make_sampling(recipe: SampledRecipe, base: Path, reporter: Reporter, stack: 
     sampler = policy.sampler(max_batch=recipe.sampler.max_batch, progress=sampler_progress(reporter))
     evaluator = None
     if data.heldout and not isinstance(recipe, PairsRecipe):
-        evaluator = make_evaluator(recipe, policy, sampler, toolbox, judges, data.heldout[: recipe.evaluation.rows])
+        evaluator = make_evaluator(recipe, policy, sampler, toolbox, judges, data.heldout[: recipe.evaluation.rows], journals)
     sampling = Sampling(
         policy=policy,
         sampler=sampler,
@@ -164,6 +169,7 @@ def make_sampling(recipe: SampledRecipe, base: Path, reporter: Reporter, stack: 
         seed=recipe.seed,
         shuffle=recipe.data.shuffle,
         evaluator=evaluator,
+        journals=journals,
     )
     return sampling, data.notes
 
@@ -177,13 +183,13 @@ def _loaded(recipe: SampledRecipe) -> tuple[setup.Policy, LanguageModel | None]:
 
 
 def build_pairs(recipe: PairsRecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
-    sampling, notes = make_sampling(recipe, base, reporter, stack)
+    sampling, notes = make_sampling(recipe, base, reporter, stack, directory.journal)
     check_columns(sampling.prompts)
     return Built(Pairing(recipe, PairingParts(sampling, directory, reporter)), notes, sampling.policy)
 
 
 def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
-    sampling, notes = make_sampling(recipe, base, reporter, stack)
+    sampling, notes = make_sampling(recipe, base, reporter, stack, directory.journal)
     rewards = sampling.judges.rewards
     watch = RewardWatch.of(recipe, rewards, directory, reporter)
     parts = GRPOParts(
@@ -195,7 +201,7 @@ def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter
 
 
 def build_ppo(recipe: PPORecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
-    sampling, notes = make_sampling(recipe, base, reporter, stack)
+    sampling, notes = make_sampling(recipe, base, reporter, stack, directory.journal)
     parts = PPOParts(
         sampling=sampling,
         actor=setup.make_engine(recipe, sampling.policy, with_reference=recipe.loss.kl_coef > 0),

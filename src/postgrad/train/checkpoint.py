@@ -105,6 +105,12 @@ def _folders(root: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
+def oldest_step(root: Path) -> int:
+    """How far back a run can go: the step of the oldest checkpoint, 0 without any."""
+    folders = _folders(root)
+    return int(folders[-1].name.removeprefix("step-")) if folders else 0
+
+
 def newest(root: Path) -> Newest:
     skipped: list[str] = []
     for folder in _folders(root):

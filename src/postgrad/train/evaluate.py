@@ -11,6 +11,7 @@ from postgrad.protocols import Sampler, SamplingParams
 from postgrad.rewards.ledger import weighted_total
 from postgrad.rewards.score import Scores
 from postgrad.rollout import RolloutConfig, collect
+from postgrad.rollout.journal import Journals, no_journals
 from postgrad.rollout.metrics import rollout_metrics
 from postgrad.rollout.tools import Toolbox
 from postgrad.train.judged import rows_of
@@ -41,14 +42,16 @@ class Evaluator:
     scorer: Judges
     prompts: Sequence[Prompt]
     seed: int
+    journals: Journals = no_journals
 
     def run(self, step: int) -> Evaluation:
         """Evaluate the live weights. `step` keys the noise (apart from training's) when the temperature is not 0."""
         prompts = [self.scorer.at(step, prompt) for prompt in self.prompts]
-        groups = collect(
-            list(enumerate(prompts)), sampler=self.sampler, chat=self.chat, toolbox=self.toolbox, config=self.rollout,
-            params=self.params, seed=self.seed, step=-1 - step,
-        )  # fmt: skip
+        with self.journals(-1 - step) as journal:
+            groups = collect(
+                list(enumerate(prompts)), sampler=self.sampler, chat=self.chat, toolbox=self.toolbox, config=self.rollout,
+                params=self.params, seed=self.seed, step=-1 - step, journal=journal,
+            )  # fmt: skip
         scores = self.scorer.score(groups)
         rewards = {name: mean_interval([float(value) for value in scores.values[:, column]]) for column, name in enumerate(scores.names)}
         return Evaluation(tuple(groups), scores, rewards, self._metrics(groups, scores, rewards))

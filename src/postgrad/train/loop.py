@@ -190,6 +190,7 @@ def _save(method: Method, run: RunDirectory, step: int, *, keep: int) -> None:
         write_json(folder / "trainer.json", {"step": step, "state": method.state()})
 
     checkpoint.save(run.checkpoints, step, write, keep=keep)
+    run.forget_journals(until=checkpoint.oldest_step(run.checkpoints))
     run.event("checkpoint", step=step)
 
 

@@ -4,6 +4,7 @@ recipe.yaml       the file as the user wrote it            resolved.json   every
 environment.json  versions, processor, threads             metrics.jsonl   one line per step
 events.jsonl      everything else worth knowing, with time inputs.json     sha256 of data, rewards, tools, weights
 rollouts/         step-000010.jsonl.gz, one line per group summary.json    written last: marks the run finished
+journal/          what tools answered, until a checkpoint has the step
 checkpoints/      see `checkpoint`                         model/          the result; of `pairs`: pairs.jsonl, heldout.jsonl
 """
 
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.errors import RecipeError, RunError
+from postgrad.rollout.journal import FileJournal
 from postgrad.train.checkpoint import clean_temporary
 from postgrad.train.datasets import HELDOUT, PAIRS
 from postgrad.train.files import write_bytes, write_json, write_text
@@ -94,6 +96,17 @@ class RunDirectory:
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         write_bytes(folder / f"step-{step:06d}.jsonl.gz", gzip.compress(text.encode("utf-8"), compresslevel=5, mtime=0))
 
+    def journal(self, step: int) -> FileJournal:
+        """What tools answered in this step; for an evaluation after `n` steps the step is −1 − n, as it is for the sampler's noise."""
+        name = f"step-{step:06d}" if step >= 0 else f"evaluation-{-1 - step:06d}"
+        return FileJournal(self.path / "journal" / f"{name}.jsonl")
+
+    def forget_journals(self, *, until: int) -> None:
+        """Drop the journals of steps that are never done again: those up to the oldest checkpoint."""
+        for file in (self.path / "journal").glob("*.jsonl"):
+            if int(file.stem.rsplit("-", 1)[1]) <= until:
+                file.unlink()
+
     def read_rollouts(self, step: int) -> list[dict[str, Any]]:
         """What `write_rollouts` wrote. Raises `RunError` when the file is not there any more, or not what was written."""
         file = self.path / "rollouts" / f"step-{step:06d}.jsonl.gz"
@@ -129,6 +142,7 @@ class RunDirectory:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         write_json(self.path / "summary.json", summary)
+        shutil.rmtree(self.path / "journal", ignore_errors=True)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -208,7 +222,7 @@ REPLACED = ".replaced"
 """Where an old run waits until the new one is built: a recipe that cannot start costs nothing."""
 _OURS = frozenset({
     "recipe.yaml", "resolved.json", "environment.json", "inputs.json", "metrics.jsonl", "events.jsonl", "summary.json", "rollouts",
-    "checkpoints", "model", "ablation", PAIRS, HELDOUT, "report.html", "doctor.json", "plots",
+    "journal", "checkpoints", "model", "ablation", PAIRS, HELDOUT, "report.html", "doctor.json", "plots",
 })  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from postgrad.protocols import Sampler, SamplingParams
 from postgrad.rewards.score import Scores
 from postgrad.rollout import RolloutConfig, collect
+from postgrad.rollout.journal import Journals, no_journals
 from postgrad.rollout.tools import Toolbox
 from postgrad.train.evaluate import Evaluator
 from postgrad.train.model_rewards import Judges
@@ -30,16 +31,18 @@ class Sampling:
     seed: int
     shuffle: bool
     evaluator: Evaluator | None = None
+    journals: Journals = no_journals
 
     def groups(self, step: int, positions: Sequence[int]) -> list[Group]:
         """One group per position of the endless stream of epochs over the prompts; the noise is keyed by (seed, step, position)."""
         size = len(self.prompts)
         prompts = [self.prompts[row_at(place, size=size, seed=self.seed, shuffle=self.shuffle)] for place in positions]
         numbered = [(place, self.judges.at(step, prompt)) for place, prompt in zip(positions, prompts, strict=True)]
-        return collect(
-            numbered, sampler=self.sampler, chat=self.policy.chat, toolbox=self.toolbox, config=self.rollout, params=self.params,
-            seed=self.seed, step=step,
-        )  # fmt: skip
+        with self.journals(step) as journal:
+            return collect(
+                numbered, sampler=self.sampler, chat=self.policy.chat, toolbox=self.toolbox, config=self.rollout, params=self.params,
+                seed=self.seed, step=step, journal=journal,
+            )  # fmt: skip
 
     def epochs(self, drawn: int) -> float:
         """How often the prompts have been gone through once `drawn` of them were."""
