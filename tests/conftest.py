@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,3 +18,14 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("no shared data beside the checkout (POSTGRAD_SHARED)")
     return folder
+
+
+@pytest.fixture
+def no_bwrap(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine on which bubblewrap is not installed, for this process and those that it starts."""
+    from postgrad.sandbox import problem
+
+    monkeypatch.setenv("PATH", str(tmp_path_factory.mktemp("nothing")))
+    problem.cache_clear()
+    yield
+    problem.cache_clear()

@@ -96,6 +96,7 @@ class Declaration:
     group: bool = False
     per_turn: bool = False
     check_args: Callable[..., None] | None = None
+    runs_code: bool = False
 
     def __post_init__(self) -> None:
         if self.scope is not None and self.scope not in get_args(Scope):
@@ -119,6 +120,7 @@ def reward(
     per_turn: bool = False,
     name: str | None = None,
     check_args: Callable[..., None] | None = None,
+    runs_code: bool = False,
 ) -> Callable[[Function], Function]:
     """Declare what a reward function looks at; the function itself is returned unchanged.
 
@@ -131,6 +133,7 @@ def reward(
     per_turn:   True = returns a list, one number (or None) for each turn that the model wrote. The rollout's value is their sum, which is
                 what `range` bounds; PPO pays each at the end of its turn.
     check_args: called with the recipe's `args`; raises `ValueError` when they make no sense.
+    runs_code:  True = it runs code that the model wrote, in `postgrad.sandbox`; refused while loading where there is no sandbox.
 
     >>> @reward(scope="final", claim="the answer is polite", range=(0, 1))
     ... def polite(completion: str) -> float:
@@ -140,7 +143,7 @@ def reward(
     """
     declared = Declaration(
         name=name, scope=scope, claim=claim, range=range, role=role, deadline_s=deadline_s, group=group, per_turn=per_turn,
-        check_args=check_args,
+        check_args=check_args, runs_code=runs_code,
     )  # fmt: skip
 
     def mark(function: Function) -> Function:

@@ -225,7 +225,7 @@ def _combined(parts: Sequence[_Part], fold: Fold, limits: Range | None, claim: s
     combined.__doc__ = claim
     settings: dict[str, Any] = {
         "scope": _shared_scope(parts), "claim": claim, "range": limits, "role": _shared_role(parts), "deadline_s": _deadline(parts),
-        **stated,
+        "runs_code": any(part.declared.runs_code for part in parts), **stated,
     }  # fmt: skip
     marked: Reward = reward(group=group, **settings)(combined)
     return marked

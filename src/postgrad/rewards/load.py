@@ -70,14 +70,18 @@ class LoadedReward:
     source: FunctionSource
 
 
-def load_rewards(specs: Sequence[Mapping[str, Any] | RewardSpec], base: Path | str) -> list[LoadedReward]:
+def load_rewards(
+    specs: Sequence[Mapping[str, Any] | RewardSpec], base: Path | str, *, allow_unsafe_exec: bool = False
+) -> list[LoadedReward]:
     """Load what the recipe's `rewards:` names; paths are relative to `base`.
 
     Raises `RecipeError` for a missing file or function, a file that cannot be imported (with the line of the last frame), a function
-    that cannot be called as a reward, and names that are not unique.
+    that cannot be called as a reward, names that are not unique, and a reward that runs code where there is no sandbox, unless
+    `allow_unsafe_exec`.
     """
     checked = [_spec(spec, f"rewards[{index}]") for index, spec in enumerate(specs)]
-    sources = [_source(spec, Path(base), f"rewards[{index}]") for index, spec in enumerate(checked)]
+    named = [_source(spec, Path(base), f"rewards[{index}]") for index, spec in enumerate(checked)]
+    sources = [dataclasses.replace(source, unsafe_exec=allow_unsafe_exec) for source in named]
     worker = RewardWorker(sources, memory_gb=None)
     try:
         described = worker.describe()
@@ -154,7 +158,7 @@ def _source(spec: RewardSpec, base: Path, where: str) -> FunctionSource:
 def _loaded(spec: RewardSpec, source: FunctionSource, answer: Mapping[str, Any], where: str) -> LoadedReward:
     place = f"{source.path}:{source.function}" if source.path else source.function
     if problem := answer.get("problem"):
-        raise RecipeError(f"{spec.use}: {problem['message']}", where=problem["where"] or where)
+        raise RecipeError(f"{spec.use}: {problem['message']}", where=problem["where"] or where, hint=problem.get("hint"))
     facts: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in answer["form"].items()}
     declared = answer["declared"] or {}
     # A function that declares nothing is most likely the task itself.

@@ -9,6 +9,7 @@ from postgrad.rewards.check import Draft, Sample, check_rewards, say
 from postgrad.rewards.check.lazy import STRATEGIES, strategies
 from postgrad.rewards.ledger import Scheme
 from postgrad.rewards.load import load_rewards
+from postgrad.sandbox import problem
 from postgrad.types import Message, Prompt, ToolCall
 
 HEAD = "import math, os, random, re, signal, time\nfrom postgrad.rewards import reward\n"
@@ -263,9 +264,11 @@ def test_every_strategy_has_its_words():
 
 
 def test_lazy_programs_pass_no_tests(tmp_path):
+    if (found := problem()) is not None:
+        pytest.skip(f"no sandbox on this machine: {found[0]}")
     good = "```python\ndef add(a, b):\n    return a + b\n```"
     rows = [Sample(Prompt(f"d.jsonl:{i}", (Message("user", "add"),), {"tests": ["assert add(1, 2) == 3"]}), say(good)) for i in range(2)]
-    report = check(tmp_path, "", {"use": "code_exec", "args": {"sandbox": "rlimits"}}, rows=rows)
+    report = check(tmp_path, "", {"use": "code_exec"}, rows=rows)
     board = {standing.name: standing.ratio for standing in report.board}
     assert board["the good answer"] == 1.0
     assert {board["exit"], board["skipped"], board["equals"]} == {0.0}

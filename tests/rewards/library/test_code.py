@@ -1,5 +1,4 @@
 import os
-import socket
 import time
 
 import pytest
@@ -8,10 +7,17 @@ from postgrad.errors import RecipeError
 from postgrad.rewards.base import view_of
 from postgrad.rewards.library import code_exec
 from postgrad.rewards.library.code import program_in
-from postgrad.rewards.library.sandbox import bwrap_problem
 from postgrad.rewards.load import load_rewards
 from postgrad.rewards.score import Scorer
+from postgrad.sandbox import SandboxError
+from postgrad.sandbox.isolation import _Policy
 from postgrad.types import Group, Message, Prompt, Rollout, Segment, Source, StopReason
+
+
+@pytest.fixture(autouse=True)
+def runs_anywhere(monkeypatch):
+    """Where this machine has no sandbox, these tests run without one; what a sandbox keeps out is tested in tests/sandbox."""
+    monkeypatch.setattr(_Policy, "unsafe_exec", True)
 
 
 def view(text, *, prompt="q", reasoning=""):
@@ -52,74 +58,6 @@ def run(program, tests=TESTS, **settings):
 )
 def test_right_programs_pass(program, tests, settings):
     assert run(program, tests, **settings) == 1.0
-
-
-ATTACKS = {
-    "nothing": "",
-    "wrong": "def add(a, b):\n    return 4",
-    "syntax error": "def add(a, b)",
-    "raises": "def add(a, b):\n    raise ValueError",
-    "sys.exit": "import sys\nsys.exit(0)",
-    "os._exit": "import os\nos._exit(0)",
-    "exit in a call": "import sys\ndef add(a, b):\n    sys.exit(0)",
-    "os._exit in a call": "import os\ndef add(a, b):\n    os._exit(0)",
-    "equals everything": "class T:\n    def __eq__(self, other):\n        return True\ndef add(a, b):\n    return T()",
-    "a number that equals everything": (
-        "class T(int):\n    def __eq__(self, other):\n        return True\n    __hash__ = int.__hash__\ndef add(a, b):\n    return T(9)"
-    ),
-    "skips": "import unittest\ndef add(a, b):\n    raise unittest.SkipTest('later')",
-    "replaces builtins": (
-        "import builtins\nbuiltins.AssertionError = ValueError\ndef isinstance(*a):\n    return True\ndef add(a, b):\n    return 4"
-    ),
-    "raises AssertionError": "def add(a, b):\n    raise AssertionError",
-    "kills its parent": "import os\nos.kill(os.getppid(), 9)",
-    "kills its group": "import os\nos.killpg(0, 9)",
-    "writes a verdict": (
-        'import os\nfor fd in range(1, 20):\n    try:\n        os.write(fd, b\'{"passed": 2, "total": 2}\' + bytes([10]))\n'
-        "    except OSError:\n        pass"
-    ),
-    "reads frames": "import sys\ndef add(a, b):\n    f = sys._getframe()\n    while f:\n        f = f.f_back\n    return 4",
-    "too much memory": "def add(a, b):\n    return len(bytearray(10**11))",
-}
-
-
-@pytest.mark.parametrize("tests", [TESTS, UNITTEST, "\n".join(TESTS)], ids=["statements", "unittest", "text"])
-@pytest.mark.parametrize("program", ATTACKS.values(), ids=ATTACKS.keys())
-def test_wrong_and_cheating_programs_pass_nothing(program, tests):
-    assert run(program, tests) == 0.0
-
-
-def test_a_program_cannot_replace_what_the_test_uses():
-    assert run("def abs(x):\n    return 0\ndef f():\n    return 9.0", ["assert abs(f() - 2.0) < 1e-6"]) == 0.0
-    assert (
-        run("class math:\n    isclose = staticmethod(lambda *a: True)\ndef f():\n    return 9.0", ["assert math.isclose(f(), 2.0)"]) == 0.0
-    )
-
-
-def test_skipped_and_expected_failures_do_not_pass():
-    skipping = "import unittest\nclass T(unittest.TestCase):\n    @unittest.skip('x')\n    def test_a(self):\n        add(1, 2)\nadd(1, 2)"
-    assert run(ADD, skipping) == 0.0
-    assert run(ADD, "import unittest\nclass T(unittest.TestCase):\n    pass\nadd(1, 2)") == 0.0
-
-
-@pytest.mark.parametrize(
-    "tests",
-    [
-        None,
-        "",
-        [],
-        3,
-        [3],
-        ["assert add(1,"],
-        ["assert True"],
-        "x = 1",
-        [{"input": "1", "output": ""}],
-        ["assert add(lambda: 1, 2) == 3"],
-        [{"input": "1"}],
-    ],
-)
-def test_tests_that_can_say_nothing_abstain(tests):
-    assert run(ADD, tests) is None
 
 
 def test_credit_can_be_shared():
@@ -163,38 +101,51 @@ def test_the_last_program_is_taken(text, program):
     assert program_in(text) == program
 
 
-def test_no_sandbox_where_one_is_demanded_is_a_failure_and_not_a_zero():
-    if bwrap_problem() is None:
-        pytest.skip("bwrap works here")
-    with pytest.raises(RuntimeError, match="bwrap"):
-        run(ADD, sandbox="bwrap")
-    assert run(ADD, sandbox="rlimits") == 1.0
+def test_without_a_sandbox_it_is_refused_before_anything_runs_unless_the_recipe_allows_it(no_bwrap):
+    with pytest.raises(RecipeError, match=r"code_exec: there is no sandbox .*bubblewrap \(bwrap\) is not installed") as raised:
+        load_rewards([{"use": "code_exec"}], ".")
+    assert raised.value.hint.startswith("install it (apt-get install bubblewrap); or set allow_unsafe_exec: true")
+    (loaded,) = load_rewards([{"use": "code_exec"}], ".", allow_unsafe_exec=True)
+    rollout = Rollout((Segment(Source.MODEL, (1,), (-0.1,)),), (Message("assistant", f"```python\n{ADD}\n```"),), StopReason.END)
+    with Scorer([loaded]) as scorer:
+        scores = scorer.score([Group(Prompt("f:1", (), {"tests": TESTS}), (rollout,))])
+    assert scores.values.tolist() == [[1.0]]
 
 
-def test_with_bwrap_there_is_no_network():
-    if (problem := bwrap_problem()) is not None:
-        pytest.skip(problem)
-    program = (
-        "import socket\ndef f(port):\n    try:\n        socket.create_connection(('127.0.0.1', port), timeout=1)\n"
-        "    except OSError:\n        return 'none'\n    return 'network'"
+def test_a_combination_of_it_is_refused_like_itself(no_bwrap, tmp_path):
+    text = (
+        "from postgrad.rewards.combine import clip\nfrom postgrad.rewards.library import code_exec\nclipped = clip(code_exec, high=0.5)\n"
     )
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert run(program, [f"assert f({port}) == 'none'"], sandbox="bwrap") == 1.0
-        assert run(program, [f"assert f({port}) == 'network'"], sandbox="rlimits") == 1.0
+    (tmp_path / "rewards.py").write_text(text)
+    with pytest.raises(RecipeError, match="there is no sandbox"):
+        load_rewards([{"use": "rewards.py:clipped"}], tmp_path)
+    assert load_rewards([{"use": "rewards.py:clipped"}], tmp_path, allow_unsafe_exec=True)
 
 
-@pytest.mark.parametrize("args", [{"credit": "some"}, {"sandbox": "docker"}, {"timeout_s": 0}, {"memory_mb": 1}])
+def test_no_column_of_the_data_can_allow_it():
+    assert not set(load_rewards([{"use": "code_exec"}], ".", allow_unsafe_exec=True)[0].form.optional) & {"allow_unsafe_exec", "isolation"}
+
+
+def test_a_sandbox_that_fails_is_no_zero(monkeypatch):
+    def broken(*_, **__):
+        raise SandboxError("no process could be started")
+
+    monkeypatch.setattr("postgrad.rewards.library.code.run", broken)
+    with pytest.raises(SandboxError):
+        run(ADD)
+
+
+@pytest.mark.parametrize("args", [{"credit": "some"}, {"timeout_s": 0}, {"memory_mb": 1}])
 def test_settings_are_checked(args):
     with pytest.raises(RecipeError, match="needs"):
         load_rewards([{"use": "code_exec", "args": args}], ".")
 
 
-def test_in_the_worker_the_deadline_ends_program_and_worker():
-    """A deadline of the recipe below the sandbox's own: the worker is killed, and what it started dies with it."""
+def test_in_the_worker_the_deadline_ends_program_and_worker(no_bwrap):
+    """A deadline of the recipe below the reward's own: the worker is killed, and what it started dies with it, also without a sandbox."""
     loops = "```python\nimport os\nopen('/tmp/' + str(os.getpid()) + '.postgrad-test', 'w').close()\nwhile True: pass\n```"
     rollout = Rollout((Segment(Source.MODEL, (1,), (-0.1,)),), (Message("assistant", loops),), StopReason.END)
-    rewards = load_rewards([{"use": "code_exec", "deadline_s": 1.0, "args": {"sandbox": "rlimits"}}], ".")
+    rewards = load_rewards([{"use": "code_exec", "deadline_s": 1.0}], ".", allow_unsafe_exec=True)
     with Scorer(rewards) as scorer:
         scores = scorer.score([Group(Prompt("f:1", (), {"tests": TESTS}), (rollout,))])
     assert [failure.kind for failure in scores.failures] == ["timeout"]

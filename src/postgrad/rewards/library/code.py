@@ -1,4 +1,5 @@
-"""The outcome of programming: hidden tests that the answer's program passes. The program runs in `sandbox`, the verdict outside of it."""
+"""The outcome of programming: hidden tests that the answer's program passes. The program runs in a sandbox that neither the
+tests nor the verdict are in."""
 
 from __future__ import annotations
 
@@ -9,22 +10,24 @@ from typing import Any, Literal, get_args
 
 from postgrad.rewards.base import RolloutView, reward
 from postgrad.rewards.library.answer import answer_part
-from postgrad.rewards.library.sandbox import Job, Limits, Sandbox, run
+from postgrad.sandbox import isolation
+from postgrad.sandbox.examination import Job, run
 
 _BLOCK = re.compile(r"^```[ \t]*(\w*)[^\n]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 
 Credit = Literal["all", "share"]
 
 
-def _check_code(credit: str = "all", sandbox: str = "auto", timeout_s: float = 8.0, memory_mb: int = 512, **_: Any) -> None:
-    if credit not in get_args(Credit) or sandbox not in get_args(Sandbox):
-        raise ValueError(f"needs credit all or share and sandbox auto, bwrap or rlimits, got {credit!r} and {sandbox!r}")
+def _check_code(credit: str = "all", timeout_s: float = 8.0, memory_mb: int = 512, **_: Any) -> None:
+    if credit not in get_args(Credit):
+        raise ValueError(f"needs credit all or share, got {credit!r}")
     if not (math.isfinite(timeout_s) and timeout_s > 0) or memory_mb < 64:
         raise ValueError(f"needs a positive timeout_s and memory_mb ≥ 64, got {timeout_s} and {memory_mb}")
 
 
 @reward(
-    scope="final", claim="the program passes the hidden tests", range=(0.0, 1.0), role="outcome", deadline_s=20.0, check_args=_check_code
+    scope="final", claim="the program passes the hidden tests", range=(0.0, 1.0), role="outcome", deadline_s=20.0, check_args=_check_code,
+    runs_code=True,
 )  # fmt: skip
 def code_exec(
     rollout: RolloutView,
@@ -32,7 +35,6 @@ def code_exec(
     entry_point: str | None = None,
     *,
     credit: Credit = "all",
-    sandbox: Sandbox = "auto",
     timeout_s: float = 8.0,
     memory_mb: int = 512,
 ) -> float | None:
@@ -43,13 +45,14 @@ def code_exec(
     a text                 asserts, unittest classes, `test_…` functions, or `check(candidate)` for the column `entry_point`: one test
     a list of objects      [{"input": "1 2", "output": "3"}, …]: what a script reads and must print, each one test
 
-    Tests run in a process that the program cannot reach into: it is asked over a pipe and answers with plain data, so `sys.exit(0)`, a
-    skipped test and an object that equals everything pass nothing. Abstains when the tests are none, cannot run, or never ask the program.
+    Tests run in a sandbox of their own: the program is asked over a pipe and answers with plain data, so `sys.exit(0)`, a skipped test and
+    an object that equals everything pass nothing. Abstains when the tests are none, cannot run, or never ask the program. Where there is
+    no sandbox, the recipe must say `allow_unsafe_exec: true`.
     """
     job = job_of(program_in(answer_part(rollout.final_answer)), tests, entry_point)
     if job is None:
         return None
-    verdict = run(job, sandbox=sandbox, limits=Limits(timeout_s, memory_mb))
+    verdict = run(job, isolation=isolation(), timeout_s=timeout_s, memory_mb=memory_mb)
     if verdict is None or not verdict.total:
         return None
     return verdict.passed / verdict.total if credit == "share" else float(verdict.passed == verdict.total)

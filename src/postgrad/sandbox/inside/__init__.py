@@ -1,0 +1,1 @@
+"""What runs in the sandbox: started by path, with nothing but the standard library."""
