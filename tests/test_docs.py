@@ -72,7 +72,8 @@ def data_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "kinds"), [("data", [SFTRecipe, SFTRecipe]), ("preferences", [RewardRecipe, DPORecipe]), ("ppo", [PPORecipe])]
+    ("name", "kinds"),
+    [("data", [SFTRecipe, SFTRecipe]), ("preferences", [RewardRecipe, DPORecipe]), ("ppo", [PPORecipe]), ("rewards", [GRPORecipe])],
 )
 def test_recipes_in_the_pages_are_valid(tmp_path, name, kinds):
     found = []
@@ -122,6 +123,127 @@ def test_data_page_names_every_format_and_finding():
     findings = set(re.findall(r'Finding\(\s*"(\w+)"', source)) | set(re.findall(r'^    "(\w+)": _Rule\(', source, re.MULTILINE))
     assert len(findings) > 15
     assert [name for name in [*get_args(formats.Format), *findings] if f"`{name}`" not in page] == []
+
+
+# ---- docs/rewards.md
+
+
+@pytest.fixture
+def reward_files(tmp_path, monkeypatch):
+    """The reward files, the recipe and the rows that docs/rewards.md names, in the working directory."""
+    for text in blocks("docs/rewards.md", "python"):
+        if named := re.match(r"# (\w+\.py)\n", text):
+            (tmp_path / named[1]).write_text(text, encoding="utf-8")
+    (recipe,) = blocks("docs/rewards.md", "yaml")
+    (tmp_path / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    rows = [{"prompt": f"What is {n} + {n}?", "answer": str(2 * n), **({"needs": 1} if n % 2 else {})} for n in range(10, 60)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # other tests load a rewards.py of their own
+    return tmp_path
+
+
+def test_rewards_in_the_rewards_page_do_what_it_says(reward_files):
+    from postgrad.rewards.load import load_rewards
+    from postgrad.rewards.score import Scorer
+    from postgrad.types import Group, Message, Prompt, Rollout, Segment, Source, StopReason
+
+    def rollout(text: str, sample: int) -> Rollout:
+        segments = (Segment(Source.PROMPT, (1,)), Segment(Source.MODEL, (5,) * 12, (-0.1,) * 12))
+        return Rollout(segments, (Message("assistant", text),), StopReason.END, sample=sample, text=text)
+
+    columns = {"answer": "4", "needs": 0, "parts": ["4"], "step": 50}
+    group = Group(Prompt("r:1", (Message("user", "q"),), columns), tuple(rollout(t, n) for n, t in enumerate(("4", "5, please", "4"))))
+    names = ["rewards:correct", "rewards:brief", "rewards:frugal", "turns:calls", "group:majority", "asking:polite"]
+    names += ["trl_style:accuracy_reward", *(f"combined:{name}" for name in ("careful", "both", "mixed", "bounded", "fading", "steps"))]
+    uses = [{"use": name.replace(":", ".py:")} for name in names]
+    with Scorer(load_rewards(uses, reward_files)) as scorer:
+        scores = scorer.score([group])
+    assert scores.failures == ()
+    values = {name: column.round(3).tolist() for name, column in zip(scores.names, scores.values.T, strict=True)}
+    assert values == {
+        "correct": [1, 0, 1], "brief": [0.75] * 3, "frugal": [0] * 3, "calls": [0] * 3, "majority": [0.667, 0.333, 0.667],
+        "polite": [0, 1, 0], "accuracy_reward": [1, 0, 1], "careful": [1.15, 0, 1.15], "both": [0, 0, 0], "mixed": [1.075, 0.075, 1.075],
+        "bounded": [1, 0.075, 1], "fading": [0.562] * 3, "steps": [0] * 3,
+    }  # fmt: skip
+    roles = dict(zip(scores.names, scores.roles, strict=True))
+    assert (roles["correct"], roles["brief"], roles["accuracy_reward"]) == ("outcome", "shaping", "outcome")
+
+
+def test_arithmetic_in_the_rewards_page_is_what_its_code_prints(capsys):
+    (code,) = [text for text in blocks("docs/rewards.md", "python") if "recomputed_advantages" in text]
+    exec(code, {})
+    printed = [list(map(float, re.findall(r"-?\d+(?:\.\d+)?", line))) for line in capsys.readouterr().out.splitlines()]
+    page = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8").replace("−", "-")
+    cells = re.findall(r"^\| (?:1 / )?(-?\d) \| ([-+\d., |]+) \|$", page, re.MULTILINE)
+    shown = [[float(first), *map(float, re.findall(r"[-+]?\d+(?:\.\d+)?", rest))] for first, rest in cells]
+    assert len(shown) == 6
+    assert printed[:6] == shown
+    assert printed[6] == [0.3, -0.5, -0.5, -0.5]
+
+
+def test_rewards_page_lists_what_ships():
+    from postgrad.rewards import combine
+    from postgrad.rewards.library.page import table
+
+    page = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"<!-- rewards -->\n(.*?)<!-- end -->", page, re.DOTALL)
+    assert shown == table(), "python -m postgrad.rewards.library.page writes it"
+    named = re.findall(r"^(\w+)\(.*\)  +\S", combine.__doc__ or "", re.MULTILINE)
+    assert len(named) == 6
+    assert [name for name in named if f"`{name}(" not in page] == []
+
+
+def write_rollouts(path: Path) -> None:
+    lines = [
+        {
+            "step": 1 + n // 32,
+            "group": f"p{n // 4}",
+            "rewards": {"correct": float(n % 4 == 0), "copy": float(n % 4 == 0), "brief": n % 3 / 3},
+        }
+        for n in range(256)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def commands_of_the_rewards_page() -> list[list[str]]:
+    lines = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8").splitlines()
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("postgrad ")]
+
+
+def test_checks_in_the_rewards_page_run(reward_files):
+    commands = [command for command in commands_of_the_rewards_page() if command[2] in ("check", "matrix")]
+    assert len(commands) == 4
+    for command in commands:
+        done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+
+def test_ablation_from_python_in_the_rewards_page_runs(reward_files, capsys):
+    (code,) = [text for text in blocks("docs/rewards.md", "python") if "import ablate" in text]
+    write_rollouts(reward_files / "rollouts.jsonl")
+    exec(code, {})
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+@pytest.mark.slow
+def test_ablations_in_the_rewards_page_run(reward_files):
+    from postgrad.testing import tiny_model, tiny_tokenizer
+    from postgrad.train.run import run
+
+    tiny_model("llama", vocab_size=268).save_pretrained(reward_files / "model")
+    tiny_tokenizer().save_pretrained(reward_files / "model")
+    recipe = (reward_files / "recipe.yaml").read_text(encoding="utf-8").replace("smollm2-135m", "model").replace("60", "1")
+    small = "dtype: float32\nbatch: {prompts: 2}\nrollout: {group_size: 4, max_tokens: 40, max_turns: 1}\n"
+    (reward_files / "recipe.yaml").write_text(recipe + small, encoding="utf-8")
+    run(load_recipe(reward_files / "recipe.yaml"))
+    write_rollouts(reward_files / "rollouts.jsonl")
+    commands = [command for command in commands_of_the_rewards_page() if command[2] == "ablate"]
+    assert len(commands) == 5
+    for command in commands:
+        arguments = ["1" if argument == "20" else argument for argument in command]
+        done = subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (command, done.stderr)
 
 
 def test_both_readmes_show_the_same_commands():

@@ -85,7 +85,7 @@ def test_arguments_reach_the_rewards_that_take_them(folder):
     assert [line.split()[0] for line in done.stdout.splitlines()[2:4]] == ["numeric_match", "soft_overlong"]
 
 
-@pytest.mark.parametrize("method", ["agent", "grpo"])
+@pytest.mark.parametrize("method", ["agent", "grpo", "ppo"])
 def test_the_rewards_of_a_new_project_pass_their_own_check(tmp_path, method):
     assert postgrad("init", method, "mine", cwd=tmp_path).returncode == 0
     done = postgrad("rewards", "check", "mine/recipe.yaml", "--json", cwd=tmp_path)
