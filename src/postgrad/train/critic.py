@@ -8,13 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
+from postgrad.rewards.doctor.policy import SETTLED
+
 WINDOW = 10
 """Iterations whose mean explained variance the finding looks at."""
 USELESS = 0.05
 """A critic that explains less of the returns than this is no better a baseline than their mean."""
-
-SETTLED = 0.1
-"""Share of the widest spread of returns below which there is nothing left to explain: the policy earns (nearly) the same everywhere."""
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:

@@ -416,6 +416,13 @@ def test_a_critic_is_judged_by_the_second_half():
     assert skips("P1", logged("grpo", val__explained_variance=[-3.0]))
 
 
+def test_a_critic_is_not_blamed_for_returns_that_hardly_vary_any_more():
+    """A run that has learned its task: there is nothing to explain, and what is left is noise."""
+    values, spread = [0.3] * 40 + [-1.0] * 40, [2.0] * 40 + [0.3] * 40
+    assert finding("P1", logged("ppo", val__explained_variance=values)).severity == "critical"
+    assert "nothing is left to explain" in skips("P1", logged("ppo", val__explained_variance=values, val__returns_std=spread)).reason
+
+
 def evaluated(proxy: Sequence[float], truth: Sequence[float]) -> Observed:
     lines = [
         (step, {"reward": p, **({"eval/rewards/right/mean": truth[step // 5 - 1]} if step % 5 == 0 else {})})

@@ -35,6 +35,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "mismatch": ("sampling/logprob_difference", "sampling/sampling_logp_difference/mean"),
     "reward": ("reward", "objective/scores"),
     "explained_variance": ("val/explained_variance",),
+    "returns_std": ("val/returns_std",),
 }
 """What the checks call a number, and the names under which runs of postgrad and TRL log it."""
 

@@ -11,6 +11,7 @@ from postgrad.rewards.doctor.finding import Details, Finding, Fix, Passed, Resul
 from postgrad.rewards.doctor.groups import LOOK_AT
 from postgrad.rewards.doctor.numbers import mann_kendall
 from postgrad.rewards.doctor.observed import Observed
+from postgrad.rewards.ledger import Floats
 
 FALLEN = 0.5
 """H_t / H_0 below which the fall is worth a note."""
@@ -246,19 +247,29 @@ def critic(observed: Observed) -> Result:
         return skipped(rule, "no explained variance was logged", "val/explained_variance")
     count = len(observed.windows)
     late = observed.join(count // 2, count - 1) if count > 1 else observed
+    widest = max(observed.series("returns_std"), default=0.0)
+    if not len(_explained(late, widest)):
+        return skipped(
+            rule, "the returns hardly vary any more: the policy earns nearly the same everywhere, and nothing is left to explain"
+        )
     return decide(
         late,
         rule,
-        one(_explained),
+        one(lambda part: float(np.median(_explained(part, widest))) if len(_explained(part, widest)) else math.nan),
         _explain_critic,
         healthy="the critic explains {value} of the returns' variance",
     )
 
 
-def _explained(part: Observed) -> float:
-    """The median: where returns hardly vary, a single value can be far below 0."""
-    values = part.series("explained_variance")
-    return float(np.median(values)) if len(values) else math.nan
+SETTLED = 0.25
+"""Share of the widest spread of returns below which there is nothing left to explain: the policy earns (nearly) the same everywhere."""
+
+
+def _explained(part: Observed, widest: float) -> Floats:
+    """Explained variance of the steps whose returns vary still, and of all where the spread was not logged. Look at the median: a single
+    value can be far below 0."""
+    spread = dict(part.points("returns_std"))
+    return np.array([value for step, value in part.points("explained_variance") if spread.get(step, math.inf) > SETTLED * widest])
 
 
 def _explain_critic(where: Observed, value: float, _: int) -> Details:
