@@ -1,0 +1,24 @@
+"""Tools that come with postgrad, by the name that a recipe gives to `use`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from postgrad.errors import RecipeError
+from postgrad.rollout import python_tool
+from postgrad.rollout.functions import Made
+from postgrad.rollout.items import ToolItem
+from postgrad.sandbox import Isolation, isolation
+
+SHIPPED: Mapping[str, Callable[[Isolation], Made]] = {
+    "python": python_tool.stateless,
+    "python_session": python_tool.session,
+}
+
+
+def from_shipped(item: ToolItem, *, allow_unsafe_exec: bool, to_run: bool) -> Made:
+    """Raises `RecipeError` where there is no sandbox and that is not allowed, unless the tool is not `to_run`."""
+    assert item.use is not None
+    if item.isolate is not None:
+        raise RecipeError(f"isolate: {item.use} runs in a sandbox of its own", where=item.use, hint="leave isolate out")
+    return SHIPPED[item.use](isolation(allow_unsafe_exec=allow_unsafe_exec) if to_run else Isolation.BUBBLEWRAP)
