@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -200,7 +201,8 @@ def test_rows_are_spread_over_the_file(tmp_path):
     assert [sample.row for sample in samples_of(load_rows(tmp_path / "rows.jsonl"), gold=None, most=2)] == ["rows.jsonl:1", "rows.jsonl:51"]
 
 
-def test_the_best_rollout_of_each_prompt_is_the_good_answer(tmp_path):
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_best_rollout_of_each_prompt_is_the_good_answer(tmp_path, packed):
     groups = [
         Group(Prompt(f"d:{i}", (Message("user", "q"),), {"answer": "b"}), tuple(say(t).rollout(n) for n, t in enumerate("abc")))
         for i in range(3)
@@ -209,9 +211,15 @@ def test_the_best_rollout_of_each_prompt_is_the_good_answer(tmp_path):
     run = tmp_path / "rollouts"
     run.mkdir()
     lines = [json.dumps({"step": 1, **group_to_json(group), "scores": scores}) for group in groups]
-    (run / "step-1.jsonl").write_text("\n".join([*lines, lines[0]]) + "\n")
-    for path in (tmp_path, run, run / "step-1.jsonl"):
-        assert [(s.row, s.good.final) for s in samples_of_rollouts(path, most=9)] == [("d:0", "b"), ("d:1", "b"), ("d:2", "b")]
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "rollouts": 3}\n')
+    file = run / ("step-1.jsonl.gz" if packed else "step-1.jsonl")
+    worse, better = ({**json.loads(lines[0]), "scores": [{"total": total}] * 2 + [{"total": None}]} for total in (0.2, 0.95))
+    later = Group(groups[1].prompt, tuple(say(t).rollout(n) for n, t in enumerate("xyz")))
+    more = [json.dumps(worse), json.dumps({"step": 2, **group_to_json(later), "scores": better["scores"]})]
+    text = "\n".join([*lines, *more]) + "\n"
+    file.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    for path in (tmp_path, run, file):
+        assert [(s.row, s.good.final) for s in samples_of_rollouts(path, most=9)] == [("d:0", "b"), ("d:1", "x"), ("d:2", "b")]
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no rollouts"):
         samples_of_rollouts(tmp_path / "empty", most=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,19 +78,26 @@ def _gold(row: Row, column: str | None) -> tuple[Message, ...]:
 
 
 def samples_of_rollouts(path: Path, *, most: int) -> list[Sample]:
-    """The best rollout of each prompt by its total, or the first where a file has no scores. A folder: every file of rollouts in it."""
-    files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+    """The best rollout of each prompt by its total, or the first where a file has no scores. path: a file, a run directory, or a folder."""
+    files = _rollout_files(path) if path.is_dir() else [path]
     if not files:
         raise DataError("the folder holds no rollouts", where=str(path), hint="name a file of rollouts/, or a run directory")
-    best: dict[str, Sample] = {}
+    best: dict[str, tuple[float, Sample]] = {}
     for file in files:
         for record in _records(file):
             group = group_from_json(record)
-            chosen = group.rollouts[_best(record.get("scores") or [])]
-            best.setdefault(group.prompt.row, Sample(group.prompt, _draft(chosen)))
+            place, total = _best(record.get("scores") or [])
+            if group.prompt.row not in best or total > best[group.prompt.row][0]:
+                best[group.prompt.row] = total, Sample(group.prompt, _draft(group.rollouts[place]))
     if not best:
         raise DataError("no rollouts", where=str(path), hint="a line of a rollout file has a prompt and its rollouts")
-    return spread(list(best.values()), most)
+    return spread([sample for _, sample in best.values()], most)
+
+
+def _rollout_files(folder: Path) -> list[Path]:
+    """Those of a run directory lie in its `rollouts/`; another folder is looked through."""
+    inside = folder / "rollouts"
+    return sorted(file for kind in ("*.jsonl", "*.jsonl.gz") for file in (inside if inside.is_dir() else folder).rglob(kind))
 
 
 def _records(file: Path) -> Iterator[Mapping[str, Any]]:
@@ -99,10 +107,10 @@ def _records(file: Path) -> Iterator[Mapping[str, Any]]:
                 yield item.fields
 
 
-def _best(scores: Sequence[Mapping[str, Any]]) -> int:
-    totals = [score.get("total") for score in scores]
-    known = [total for total in totals if total is not None]
-    return totals.index(max(known)) if known else 0
+def _best(scores: Sequence[Mapping[str, Any]]) -> tuple[int, float]:
+    """(place, total) of the highest total; the first rollout where nothing was scored."""
+    totals = [-math.inf if score.get("total") is None else float(score["total"]) for score in scores]
+    return (totals.index(max(totals)), max(totals)) if totals else (0, -math.inf)
 
 
 def _draft(rollout: Rollout) -> Draft:
