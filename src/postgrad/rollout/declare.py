@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from postgrad.rollout.signature import Signature
+from postgrad.rollout.deadline import DeadlineError
+from postgrad.rollout.signature import Arguments
 from postgrad.types import ToolSpec
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -18,20 +19,55 @@ _MARK = "__postgrad_tool__"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOptions:
-    """What `@tool` sets. `deadline_s` None takes the recipe's `tool_deadline_s`; `name` None the function's own."""
+    """What `@tool` sets, or the recipe in its place. None leaves it to the recipe's `rollout`; `name` None is the function's own.
+
+    terminal:          a successful call ends the rollout (a "final answer" tool).
+    deadline_s:        seconds one call may take.
+    max_output_tokens: tokens of one result.
+    max_calls:         calls of this tool that one rollout may make.
+    idempotent:        calling it twice with the same arguments does what calling it once does.
+    retry:             how often a failed call is made again, within its deadline; only where `idempotent`.
+    """
 
     terminal: bool = False
     deadline_s: float | None = None
     name: str | None = None
+    max_output_tokens: int | None = None
+    max_calls: int | None = None
+    idempotent: bool = False
+    retry: int = 0
+
+    def __post_init__(self) -> None:
+        if self.deadline_s is not None and self.deadline_s <= 0:
+            raise ValueError(f"deadline_s is a positive number of seconds, got {self.deadline_s}")
+        for name in ("max_output_tokens", "max_calls"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is a positive number, got {value}")
+        if self.retry < 0:
+            raise ValueError(f"retry is how often a failed call is made again, got {self.retry}")
+        if self.retry and not self.idempotent:
+            raise ValueError("retry needs idempotent=True: a call that failed may still have had its effect")
 
 
-def tool(*, terminal: bool = False, deadline_s: float | None = None, name: str | None = None) -> Callable[[_Function], _Function]:
-    """Set options of a tool. A successful call of a `terminal` tool ends the rollout (a "final answer" tool)."""
-    if deadline_s is not None and deadline_s <= 0:
-        raise ValueError(f"deadline_s is a positive number of seconds, got {deadline_s}")
+def tool(
+    *,
+    terminal: bool = False,
+    deadline_s: float | None = None,
+    name: str | None = None,
+    max_output_tokens: int | None = None,
+    max_calls: int | None = None,
+    idempotent: bool = False,
+    retry: int = 0,
+) -> Callable[[_Function], _Function]:
+    """Set options of a tool; `ToolOptions` says what they mean."""
+    options = ToolOptions(
+        terminal=terminal, deadline_s=deadline_s, name=name, max_output_tokens=max_output_tokens, max_calls=max_calls,
+        idempotent=idempotent, retry=retry,
+    )  # fmt: skip
 
     def mark(function: _Function) -> _Function:
-        setattr(function, _MARK, ToolOptions(terminal=terminal, deadline_s=deadline_s, name=name))
+        setattr(function, _MARK, options)
         return function
 
     return mark
@@ -41,10 +77,6 @@ def options_of(function: Callable[..., Any]) -> ToolOptions:
     """What `@tool` set on a function or method."""
     options: ToolOptions = getattr(function, _MARK, ToolOptions())
     return options
-
-
-class DeadlineError(Exception):
-    """An async tool was cancelled at its deadline."""
 
 
 def call(function: Callable[..., Any], arguments: Mapping[str, Any], *, deadline_s: float | None = None) -> Any:
@@ -71,13 +103,16 @@ class Tool:
     """One tool: what the model is told, the validator, and what runs.
 
     `function` is called with keyword arguments, or, when `environment` is set, is a method looked up on that environment's instance.
+    `gate`, when there is one, lets so many calls through at a time; the function then keeps to its deadline by itself, and it counts
+    from when the gate opens.
     """
 
     spec: ToolSpec
-    signature: Signature
+    signature: Arguments
     function: Callable[..., Any]
     options: ToolOptions = ToolOptions()
     environment: int | None = None
+    gate: threading.Semaphore | None = None
 
     @property
     def name(self) -> str:

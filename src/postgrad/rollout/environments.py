@@ -31,6 +31,8 @@ class Environment:
 
     factory: Callable[[], Any]
     name: str
+    open_s: float | None = None
+    """Seconds in which it is made and reset; None = what one call may take."""
 
     def reset_arguments(self, prompt: Prompt) -> dict[str, Any]:
         """The dataset columns that `reset` asks for. Raises `DataError` when the row lacks one."""

@@ -22,6 +22,8 @@ from postgrad.rollout.tools import BoundTool, ToolSession
 from postgrad.types import MalformedCall, ToolCall, ToolResult
 
 Call = ToolCall | MalformedCall
+_QUEUE_S = 1e6
+"""For a tool behind a gate: how long it waits for its turn depends on other calls, and then it keeps to its deadline by itself."""
 _INTERRUPTED = "the run was interrupted during this call; whether it took effect is not known, and it was not repeated"
 
 
@@ -102,6 +104,7 @@ class Calls:
         assert isinstance(item, ToolCall)
         bound, place, limits = self.session.tools[item.name], self._place(number), self.limits
         deadline_s = bound.tool.options.deadline_s or limits.deadline_s
+        patience_s = deadline_s if bound.tool.gate is None else _QUEUE_S
 
         def answer() -> _Answer:
             with calling(place):
@@ -116,8 +119,8 @@ class Calls:
 
         found = self.journal.find(place, item)
         if found is not None and found.result is not None:  # of an environment: its new instance gets where the old one was
-            return Job(answer, deadline_s)
-        return Job(run, deadline_s, commit=commit)
+            return Job(answer, patience_s)
+        return Job(run, patience_s, commit=commit)
 
     def _result(self, number: int, item: Call, outcome: Outcome[_Answer] | None) -> ToolResult:
         refusal = refuse(item, self.session.tools, self.limits)

@@ -14,7 +14,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NotRequired, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NotRequired, Protocol, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -30,6 +30,14 @@ _SHOWN_CHARS = 60
 
 class ArgumentError(Exception):
     """The arguments do not fit the tool's schema; the text names each parameter and is meant for the model."""
+
+
+class Arguments(Protocol):
+    """Validates the arguments of one tool."""
+
+    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """What the function is given. Raises `ArgumentError`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,53 +1,47 @@
 """Tools are typed Python functions; an environment is a class whose methods are tools and whose instance belongs to one rollout.
 
-1. `declare`        `@tool(...)`, optional: marks a function or method as terminal, gives it a deadline or another name.
-2. `environments`   classes with state for one rollout, and `ToolSession`, the tools of one rollout.
-3. `load_tools`     `file.py:function` or `file.py:Class` strings of a recipe → `Toolbox`; every fault is a `RecipeError`.
-4. `Toolbox`        what the model is told (`specs`), and `open`, which begins the session of one rollout.
+1. `declare`        `@tool(...)`, optional: what one tool may do.
+2. `functions`      Python functions and classes as tools; `environments` for those with state; `isolated` for those in processes.
+3. `mcp_tools`      the tools of an MCP server; `openapi` the operations of an HTTP API.
+4. `load_tools`     the recipe's `tools:` → `Toolbox`; every fault is a `RecipeError`.
+5. `Toolbox`        what the model is told (`specs`), and `open`, which begins the session of one rollout.
 
-A tool runs in this process, in a thread: it can be abandoned at its deadline but not killed, and one that holds the interpreter
-lock (a catastrophic regular expression) stops everything. Code that a model wrote belongs in a sandboxed subprocess.
+A function runs in this process, in a thread: it can be abandoned at its deadline but not killed, and one that holds the interpreter
+lock (a catastrophic regular expression) stops everything, unless it is declared with `isolate: process`.
 """
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from types import MethodType
+from types import MethodType, TracebackType
 from typing import Any
 
 from postgrad.errors import RecipeError
-from postgrad.rollout.declare import BoundTool, DeadlineError, Tool, ToolOptions, call, options_of, tool
-from postgrad.rollout.environments import Environment, ToolSession, environment_tools, open_instances
-from postgrad.rollout.load import load_attribute
-from postgrad.rollout.signature import read_signature
+from postgrad.rollout.declare import BoundTool, Tool, ToolOptions, tool
+from postgrad.rollout.environments import Environment, ToolSession, open_instances
+from postgrad.rollout.functions import Made, from_object, renumbered
+from postgrad.rollout.items import ToolItem
+from postgrad.rollout.sources import make, read_items
 from postgrad.types import ToolSpec
 
-__all__ = [
-    "BoundTool",
-    "DeadlineError",
-    "Environment",
-    "Tool",
-    "ToolOptions",
-    "ToolSession",
-    "Toolbox",
-    "call",
-    "load_tools",
-    "make_toolbox",
-    "tool",
-]
+__all__ = ["BoundTool", "Environment", "Tool", "ToolOptions", "ToolSession", "Toolbox", "load_tools", "make_toolbox", "tool"]
 
 
 @dataclass(frozen=True)
 class Toolbox:
-    """All tools of a run. An empty toolbox is plain GRPO: one turn of sampling."""
+    """All tools of a run. An empty toolbox is plain GRPO: one turn of sampling.
+
+    It may hold connections and processes: close it, or use it in a `with` block.
+    """
 
     tools: tuple[Tool, ...] = ()
     environments: tuple[Environment, ...] = ()
+    closers: tuple[Callable[[], None], ...] = field(default=(), repr=False)
     by_name: Mapping[str, Tool] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -55,7 +49,7 @@ class Toolbox:
         if len(by_name) < len(self.tools):
             names = [item.name for item in self.tools]
             twice = next(name for name in names if names.count(name) > 1)
-            raise RecipeError(f"two tools are called `{twice}`", where="tools", hint="rename one with @tool(name=...)")
+            raise RecipeError(f"two tools are called `{twice}`", where="tools", hint=_RENAME)
         object.__setattr__(self, "by_name", by_name)
 
     def __len__(self) -> int:
@@ -69,6 +63,11 @@ class Toolbox:
     def terminal(self) -> frozenset[str]:
         """Names of the tools whose success ends a rollout."""
         return frozenset(item.name for item in self.tools if item.options.terminal)
+
+    @property
+    def open_s(self) -> float | None:
+        """Seconds that `open` may take where its environments need more than a call may (they start a server); None when none does."""
+        return max((item.open_s for item in self.environments if item.open_s is not None), default=None)
 
     def open(self, reset_arguments: Sequence[Mapping[str, Any]]) -> ToolSession:
         """Make and reset one rollout's environments. Runs user code: call it where it can be abandoned."""
@@ -84,6 +83,21 @@ class Toolbox:
             for name, item in self.by_name.items()
         }
 
+    def close(self) -> None:
+        """Let go of every connection and process, once; the first error is raised after all have been closed."""
+        with ExitStack() as stack:
+            for closer in self.closers:
+                stack.callback(closer)
+
+    def __enter__(self) -> Toolbox:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+_RENAME = "rename one with @tool(name=...), or with mcp.prefix or openapi.prefix"
+
 
 def make_toolbox(items: Iterable[Any], *, where: str = "tools") -> Toolbox:
     """A toolbox from Python functions, callable objects and environment classes.
@@ -94,52 +108,36 @@ def make_toolbox(items: Iterable[Any], *, where: str = "tools") -> Toolbox:
     >>> make_toolbox([double]).specs[0].parameters["properties"]
     {'x': {'type': 'integer'}}
     """
-    tools: list[Tool] = []
-    environments: list[Environment] = []
-    for item in items:
-        if inspect.isclass(item):
-            tools += environment_tools(item, len(environments), where=where)
-            environments.append(Environment(item, item.__name__))
-        elif callable(item):
-            tools.append(_function_tool(item, where=where))
-        else:
-            raise RecipeError(f"a tool is a function or a class, not {type(item).__name__}", where=where)
-    return Toolbox(tuple(tools), tuple(environments))
+    return _together([from_object(item, where=where) for item in items])
 
 
-def load_tools(specs: Sequence[str], base: Path) -> Toolbox:
-    """The tools of a recipe: `file.py:name` (relative to `base`) or `package.module:name`, functions or environment classes.
+def load_tools(
+    items: Sequence[str | Mapping[str, Any] | ToolItem], base: Path, *, allow_unsafe_exec: bool = False, to_run: bool = True
+) -> Toolbox:
+    """The tools of a recipe. An item is a shipped tool's name, `file.py:name` (relative to `base`), `package.module:name`, or an entry with
+    the keys of `ToolItem`.
 
-    Raises `RecipeError`, before any model loads, for a missing file, a file that cannot be imported (with the last frame of its own
-    traceback), a name that is not there or not callable, and a function that lacks types or a docstring.
+    allow_unsafe_exec: whether code that the model writes may run where there is no sandbox.
+    to_run:            False where only what the model is told of them is wanted: no sandbox is needed for that.
+
+    Raises `RecipeError` before any model loads: for a file, function, document or environment variable that is not there or not fit, and
+    for a server that does not answer, and for `python` where there is no sandbox. What was opened by then is closed again.
     """
-    loaded = [(spec, load_attribute(spec, base)) for spec in specs]
-    boxes = [make_toolbox([_callable(item, spec)], where=spec) for spec, item in loaded]
+    with ExitStack() as stack:
+        made = []
+        for index, item in enumerate(read_items(items)):
+            where = item.use or f"tools[{index}]"
+            made.append(make(item, base, where=where, allow_unsafe_exec=allow_unsafe_exec, to_run=to_run))
+            stack.callback(made[-1].close)
+        toolbox = _together(made)
+        stack.pop_all()
+    return toolbox
+
+
+def _together(made: Sequence[Made]) -> Toolbox:
     tools: list[Tool] = []
     environments: list[Environment] = []
-    for box in boxes:
-        offset = len(environments)
-        tools += [_moved(item, offset) for item in box.tools]
-        environments += box.environments
-    return Toolbox(tuple(tools), tuple(environments))
-
-
-def _callable(item: Any, spec: str) -> Any:
-    if callable(item):
-        return item
-    raise RecipeError(f"{spec} is not callable: it is {type(item).__name__}", where=spec, hint="name a function or an environment class")
-
-
-def _moved(item: Tool, offset: int) -> Tool:
-    if item.environment is None:
-        return item
-    return replace(item, environment=item.environment + offset)
-
-
-def _function_tool(function: Callable[..., Any], *, where: str) -> Tool:
-    options = options_of(function)
-    name = options.name or str(getattr(function, "__name__", type(function).__name__))
-    if name == "<lambda>":
-        raise RecipeError("a lambda has no name, types or docstring", where=where, hint="write a function")
-    spec, signature = read_signature(function, name=name, where=where)
-    return Tool(spec, signature, function, options)
+    for part in made:
+        tools += renumbered(part, len(environments))
+        environments += part.environments
+    return Toolbox(tuple(tools), tuple(environments), tuple(part.close for part in made))
