@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from postgrad.errors import DataError, RecipeError
 from postgrad.rewards.ablation import ablate, lines, to_json, verdict
 from postgrad.rewards.doctor import RewardInfo, observe
-from postgrad.rewards.doctor.numbers import pooled_kendall
+from postgrad.rewards.doctor.numbers import in_parts, pooled_kendall
 from postgrad.rewards.doctor.recompute import SCHEMES, Scheme, recomputed
 from postgrad.testing.simulate import simulate
 
@@ -246,3 +246,19 @@ def test_kendall_is_what_counting_pairs_gives(pairs):
 
 def test_pairs_of_different_groups_do_not_count():
     assert pooled_kendall(np.array([1.0, 2.0, 10.0, 20.0]), np.array([1.0, 2.0, 0.1, 0.2]), 2) == pytest.approx(1.0)
+
+
+def test_large_groups_are_compared_in_parts(monkeypatch):
+    """PPO compares all rollouts of a step: the pairs of a long run must not be in memory at once."""
+    run = simulate("healthy_ppo", seed=0)
+    whole = ablate(run)
+    parts = []
+
+    def small(rollouts, group_size):
+        parts.append(list(in_parts(rollouts, group_size, pairs=group_size**2)))
+        return parts[-1]
+
+    monkeypatch.setattr("postgrad.rewards.doctor.numbers.in_parts", small)
+    monkeypatch.setattr("postgrad.rewards.ablation.free.in_parts", small)
+    assert to_json(ablate(run)) == to_json(whole)
+    assert all(len(slices) == 36 for slices in parts)

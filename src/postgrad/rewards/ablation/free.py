@@ -16,7 +16,7 @@ import numpy as np
 from postgrad.errors import DataError, RecipeError
 from postgrad.rewards.ablation.basis import comparable, filter_of
 from postgrad.rewards.base import RewardRole
-from postgrad.rewards.doctor.numbers import TINY, pooled_correlations, pooled_kendall
+from postgrad.rewards.doctor.numbers import TINY, in_parts, pooled_correlations, pooled_kendall
 from postgrad.rewards.doctor.observed import WINDOW_GROUPS, Observed
 from postgrad.rewards.doctor.recompute import recomputed, sign_flips, without
 from postgrad.rewards.doctor.relations import inverted_pairs
@@ -148,8 +148,12 @@ class _Run:
         """Against the outcome of the whole run, also where the outcome is what was left out."""
         if self.observed.outcome is None:
             return math.nan
-        inverted, comparable = inverted_pairs(self.observed.outcome, signal.totals, self.observed.group_size)
-        return float(inverted.sum() / comparable.sum()) if comparable.any() else math.nan
+        outcome, size = self.observed.outcome, self.observed.group_size
+        inverted = comparable = 0.0
+        for part in in_parts(len(outcome), size):
+            pairs = inverted_pairs(outcome[part], signal.totals[part], size)
+            inverted, comparable = inverted + float(pairs[0].sum()), comparable + float(pairs[1].sum())
+        return inverted / comparable if comparable else math.nan
 
     def _because(self, reward: int) -> str:
         where = self.observed

@@ -6,6 +6,7 @@ Shapes: N rollouts = B groups × G samples, group after group, as in `rewards.le
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -70,18 +71,33 @@ def pooled_kendall(x: Floats, y: Floats, group_size: int) -> float:
     0.3333333333333333
     """
     both = ~(np.isnan(x) | np.isnan(y))
-    a, b = (_orders(np.where(both, values, np.nan), group_size) for values in (x, y))
-    scale = math.sqrt(float((a**2).sum()) * float((b**2).sum()))
-    if scale == 0.0:
-        return math.nan if not a.any() and not b.any() else 0.0
-    return float((a * b).sum()) / scale
+    x, y = (np.where(both, values, np.nan) for values in (x, y))
+    agreement = ordered_x = ordered_y = 0.0
+    for part in in_parts(len(x), group_size):
+        a, b = _orders(x[part], group_size), _orders(y[part], group_size)
+        agreement += float((a * b).sum())
+        ordered_x += float((a**2).sum())
+        ordered_y += float((b**2).sum())
+    if not ordered_x or not ordered_y:
+        return math.nan if ordered_x == ordered_y else 0.0
+    return agreement / math.sqrt(ordered_x * ordered_y)
+
+
+def in_parts(rollouts: int, group_size: int, *, pairs: int = 2**22) -> Iterator[slice]:
+    """Slices of whole groups that have about so many pairs of rollouts: what compares all pairs takes no more memory than that.
+
+    >>> list(in_parts(12, 4, pairs=32))
+    [slice(0, 8, None), slice(8, 12, None)]
+    """
+    step = max(1, pairs // group_size**2) * group_size
+    return (slice(start, min(start + step, rollouts)) for start in range(0, rollouts, step))
 
 
 def _orders(values: Floats, group_size: int) -> Floats:
     """[B, G, G]: 1 where the first of a pair is higher, −1 where it is lower, 0 where they are tied or one is not counted."""
     grouped = values.reshape(-1, group_size)
-    differences = grouped[:, :, None] - grouped[:, None, :]
-    signs: Floats = np.where(np.abs(np.nan_to_num(differences)) <= 1e-9, 0.0, np.sign(np.nan_to_num(differences)))
+    differences = np.nan_to_num(grouped[:, :, None] - grouped[:, None, :])
+    signs: Floats = np.where(np.abs(differences) <= 1e-9, 0.0, np.sign(differences))
     return signs
 
 
