@@ -12,6 +12,7 @@ from postgrad.models.loading import LanguageModel
 from postgrad.models.sampler import LocalSampler
 from postgrad.rewards.score import Scorer
 from postgrad.rollout.journal import Journals, no_journals
+from postgrad.rollout.load import load_attribute
 from postgrad.rollout.tools import Toolbox, load_tools
 from postgrad.train import setup
 from postgrad.train.doctor import RewardWatch
@@ -21,7 +22,7 @@ from postgrad.train.grpo import GRPO, GRPOParts
 from postgrad.train.kto import KTO
 from postgrad.train.loop import Method, Reporter
 from postgrad.train.model_rewards import Judges
-from postgrad.train.notes import grpo_notes, role_notes
+from postgrad.train.notes import grpo_notes, role_notes, sandbox_notes
 from postgrad.train.pairing import Pairing, PairingParts, check_columns
 from postgrad.train.ppo import PPO, PPOParts
 from postgrad.train.presets import loss_settings
@@ -148,7 +149,7 @@ def make_sampling(
     recipe: SampledRecipe, base: Path, reporter: Reporter, stack: ExitStack, journals: Journals
 ) -> tuple[Sampling, Sequence[str]]:
     """What the methods that sample share, and what the data's audit has to say."""
-    toolbox = load_tools(recipe.tools, base)
+    toolbox = stack.enter_context(load_tools(recipe.tools, base, allow_unsafe_exec=recipe.allow_unsafe_exec))
     named = setup.load_recipe_rewards(recipe, base)
     policy, shared = _loaded(recipe)
     data = setup.load_prompts(recipe, policy, base, toolbox=toolbox, work=reading(reporter))
@@ -171,7 +172,7 @@ def make_sampling(
         evaluator=evaluator,
         journals=journals,
     )
-    return sampling, data.notes
+    return sampling, [*sandbox_notes(recipe), *data.notes]
 
 
 def _loaded(recipe: SampledRecipe) -> tuple[setup.Policy, LanguageModel | None]:
@@ -195,6 +196,7 @@ def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter
     parts = GRPOParts(
         sampling=sampling,
         engine=setup.make_engine(recipe, sampling.policy, with_reference=recipe.loss.kl_coef > 0),
+        hook=None if recipe.loss.advantages is None else load_attribute(recipe.loss.advantages, base),
         record=Recorder(directory, reporter, rewards, loss_settings(recipe.loss, recipe.rollout).scheme, watch),
     )
     return Built(GRPO(recipe, parts), [*notes, *grpo_notes(recipe, rewards, sampling.policy)], sampling.policy)

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from postgrad import formulas
 from postgrad.protocols import BackwardResult, Engine, LossFunction, Rows
+from postgrad.train.credit import Hook
 from postgrad.train.judged import Denominators, JudgedGroup, Minibatch, split_minibatches
 from postgrad.train.judging import Scored, joined, judge, score
 from postgrad.train.loop import Timer
@@ -42,11 +43,13 @@ KL = {"k1": formulas.kl_k1, "k2": formulas.kl_k2, "k3": formulas.kl_k3}
 
 
 def grpo_loss(settings: LossSettings, batch: Denominators) -> LossFunction:
-    """The loss of the GRPO family. Rows carry `per_row["advantages"]`, `per_token["old_logprobs"]` unless the policy is its own π_old,
-    and with a KL term `per_token["reference_logprobs"]`."""
+    """The loss of the GRPO family. Rows carry `per_row["advantages"]`, or `per_token["advantages"]` where turns are
+    credited, `per_token["old_logprobs"]` unless the policy is its own π_old, and with a KL term `per_token["reference_logprobs"]`."""
 
     def loss(current: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
-        mask, advantages = rows.mask, rows.per_row["advantages"][:, None]
+        mask, advantages = rows.mask, rows.per_token.get("advantages")
+        if advantages is None:
+            advantages = rows.per_row["advantages"][:, None]
         old = rows.per_token.get("old_logprobs", current.detach())
         ratio = policy_ratio(settings.ratio, current, old, mask)
         per_token = surrogate(settings, ratio, advantages, current, mask)
@@ -108,6 +111,8 @@ class GRPOParts:
 
     sampling: Sampling
     engine: Engine
+    hook: Hook | None = None
+    """The user's own advantages (`loss.advantages`)."""
     record: Callable[[int, Scored, Sequence[JudgedGroup]], None] = lambda step, scored, judged: None
     """Told of every batch: writes the rollout file and the failures."""
 
@@ -170,7 +175,7 @@ class GRPO:
 
     def _prepare(self, step: int, scored: Scored) -> list[Minibatch]:
         """The minibatches of a rollout batch, with every log-prob that must be taken before the first update."""
-        judged = judge(scored, self.recipe.loss, scale=self.settings.scale)
+        judged = judge(scored, self.recipe.loss, scale=self.settings.scale, hook=self.parts.hook)
         self.parts.record(step, scored, judged)
         batches = split_minibatches(
             [group for group in judged if not group.dropped],

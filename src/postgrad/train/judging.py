@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from postgrad.rewards.ledger import Floats, compared_total, split_advantages, we
 from postgrad.rewards.metrics import reward_metrics
 from postgrad.rewards.score import RewardCount, Scores
 from postgrad.rollout.metrics import rollout_metrics
+from postgrad.train.credit import Credit, Hook, by_hook, by_state, by_turn
 from postgrad.train.judged import JudgedGroup
 from postgrad.train.model_rewards import Judges
 from postgrad.train.presets import AdvantageScale
@@ -84,28 +86,49 @@ def _sum(counts: Sequence[RewardCount]) -> RewardCount:
     )
 
 
-def judge(scored: Scored, loss: GRPOLoss, *, scale: AdvantageScale) -> list[JudgedGroup]:
+def judge(scored: Scored, loss: GRPOLoss, *, scale: AdvantageScale, hook: Hook | None = None) -> list[JudgedGroup]:
     """Advantages and their split. A group that the filter drops takes no part in them: its advantages are 0."""
     scores, size = scored.scores, scored.scores.group_size
     in_batch = np.repeat(np.array(scored.filter.kept), size)[:, None]
     values = np.where(in_batch, scores.values, np.nan)
-    totals = weighted_total(values, scores.weights, size)
-    advantages = advantages_of(values, totals, scores.weights, group_size=size, loss=loss, scale=scale)
-    split = split_advantages(
-        values, scores.weights, advantages, names=scores.names, group_size=size, scale=scale, normalize=loss.normalize,
-        positive_weight=loss.positive_weight,
-    )  # fmt: skip
+    credit = credited(scored.groups, scores, values, loss, scale=scale, hook=hook)
     return [
         JudgedGroup(
             group=group,
             rewards=_columns(scores.names, scores.values, index, size),
             totals=scores.totals[index * size : (index + 1) * size].tolist(),
-            advantages=advantages[index * size : (index + 1) * size].tolist(),
-            shares=_columns(split.names, split.shares, index, size),
+            advantages=credit.advantages[index * size : (index + 1) * size].tolist(),
+            shares=_columns(scores.names[: credit.shares.shape[1]], credit.shares, index, size),
+            token_advantages=None if credit.tokens is None else credit.tokens[index * size : (index + 1) * size],
             dropped="" if scored.filter.kept[index] else str(scored.filter.causes[index]),
         )
         for index, group in enumerate(scored.groups)
     ]
+
+
+def credited(
+    groups: Sequence[Group], scores: Scores, values: Floats, loss: GRPOLoss, *, scale: AdvantageScale, hook: Hook | None
+) -> Credit:
+    """The recipe's way of crediting tokens, applied to values [N, K]."""
+    compare = partial(compared, weights=scores.weights, loss=loss, scale=scale)
+    if hook is not None:
+        return by_hook(groups, scores, values, hook)
+    if loss.credit == "turn":
+        return by_turn(groups, scores, values, compare, discount=loss.turn_discount)
+    if loss.credit == "state":
+        return by_state(groups, scores, values, compare, discount=loss.turn_discount, state_weight=loss.state_weight)
+    return Credit(*compare(values, scores.group_size))
+
+
+def compared(values: Floats, group_size: int, *, weights: Sequence[float], loss: GRPOLoss, scale: AdvantageScale) -> tuple[Floats, Floats]:
+    """(advantages [N], shares [N, K]) of values [N, K] within groups, as the recipe scales them."""
+    totals = weighted_total(values, weights, group_size)
+    advantages = advantages_of(values, totals, weights, group_size=group_size, loss=loss, scale=scale)
+    split = split_advantages(
+        values, weights, advantages, names=[""] * len(weights), group_size=group_size, scale=scale, normalize=loss.normalize,
+        positive_weight=loss.positive_weight,
+    )  # fmt: skip
+    return advantages, split.shares
 
 
 def advantages_of(

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from postgrad.chat import BUILT_IN
+from postgrad.chat import BUILT_IN, ToolProtocol
+from postgrad.rollout.items import ToolItem
 
 
 def _no_bool(value: Any) -> Any:
@@ -217,6 +218,16 @@ class GRPOLoss(Section):
     positive_weight: NonNegative = 1.0
     """λ: advantages above 0 are multiplied by it. Below 1 mistakes teach more than successes: a penalty that exceeds the reward, also
     where a group has two levels of reward and the size of a penalty has no effect; 0 = only mistakes teach; 1 = as they are."""
+    credit: Literal["rollout", "turn", "state"] = "rollout"
+    """What the tokens of a turn are credited with: the rollout's advantage; what came of the turn, compared with the same turn of the other
+    rollouts; or the rollout's, and that of the turn among turns that began in the same state (GiGPO). See docs/agents.md."""
+    turn_discount: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Weight of a reward one turn later, with credit by turn or state."""
+    state_weight: NonNegative = 1.0
+    """Weight of the turn's part, with credit by state."""
+    advantages: str | None = None
+    """`file.py:function` of your own: from a group and its rewards (name → one value per rollout) to one entry per rollout, a number or
+    one number per sampled token. Replaces credit, scale, normalize and positive_weight."""
     constant_length: PositiveInt | None = None
     """Length that `dr_grpo` divides by; left out = rollout.max_total_tokens or max_tokens × max_turns."""
     mask_truncated: bool = False
@@ -234,6 +245,13 @@ class GRPOLoss(Section):
             raise _refuse("max_ratio", f"bounds a clipped ratio; {self.preset} clips no ratio that way")
         if self.preset == "rloo" and (self.clip_low is not None or self.clip_high is not None):
             raise _refuse("clip_low" if self.clip_low is not None else "clip_high", "rloo is plain REINFORCE: it clips nothing")
+        if self.credit == "rollout" and "turn_discount" in self.model_fields_set:
+            raise _refuse("turn_discount", "acts only with credit: turn or credit: state")
+        if self.credit != "state" and "state_weight" in self.model_fields_set:
+            raise _refuse("state_weight", "acts only with credit: state")
+        replaced = {"credit", "scale", "normalize", "positive_weight"} & self.model_fields_set
+        if self.advantages is not None and replaced:
+            raise _refuse(min(replaced), "does nothing beside `advantages`, whose function makes the advantages")
         if self.normalize == "normalize_then_sum" and self.scale is not None:
             raise _refuse("scale", "normalize_then_sum scales each reward by its group and the sum by the batch; leave scale out")
         return self
@@ -368,8 +386,9 @@ class Base(Section):
     """Precision of the computation; the trained weights are always float32."""
     chat_template: str | None = None
     """A built-in template's name (chatml, qwen, llama3, mistral, gemma) or Jinja text, instead of the tokenizer's own."""
-    tool_protocol: Literal["auto", "template", "text"] = "auto"
-    """How calls are written: as the chat template does, or as `<tool_call>` JSON in the text; auto = the template's where it has one."""
+    tool_protocol: ToolProtocol = "auto"
+    """How tools are shown and calls written: as the chat template does it, or in postgrad's text protocol, in `<tool_call>` JSON (text) or
+    in the named style; auto = the template's way where it prints tools in a style that can be read back. See docs/agents.md."""
     checkpoint: Checkpoint = Checkpoint()
     notes: str = ""
     """Free text for the model card."""
@@ -424,7 +443,7 @@ class SFTRecipe(Training):
     data: SFTData
     batch: SFTBatch = SFTBatch()
     evaluation: SFTEvaluation = SFTEvaluation()
-    tools: list[str] = []
+    tools: list[ToolItem] = []
     """Tools named in the system prompt of conversations that bring no `tools` column of their own."""
 
     @model_validator(mode="after")
@@ -441,8 +460,11 @@ class GRPORecipe(NoDropout):
     data: PromptData
     batch: GRPOBatch = GRPOBatch()
     rollout: Rollout = Rollout()
-    tools: list[str] = []
-    """`file.py:function`, relative to the recipe. With tools this is Agent GRPO."""
+    tools: list[ToolItem] = []
+    """Functions, environments, servers and APIs that the model may call; see docs/agents.md. With tools this is Agent GRPO."""
+    allow_unsafe_exec: bool = False
+    """Where there is no sandbox, run code that the model writes (the tools `python` and `python_session`, the reward `code_exec`) with your
+    own rights instead of refusing: it can read, change and send whatever you can. Said aloud and recorded in the run."""
     system: str | None = None
     """A system message put before every prompt that has none."""
     rewards: Annotated[list[Reward], Field(min_length=1)]
@@ -556,8 +578,11 @@ class PPORecipe(NoDropout):
     data: PromptData
     batch: PPOBatch = PPOBatch()
     rollout: PPORollout = PPORollout()
-    tools: list[str] = []
-    """`file.py:function`, relative to the recipe. With tools this is Agent PPO."""
+    tools: list[ToolItem] = []
+    """Functions, environments, servers and APIs that the model may call; see docs/agents.md. With tools this is Agent PPO."""
+    allow_unsafe_exec: bool = False
+    """Where there is no sandbox, run code that the model writes (the tools `python` and `python_session`, the reward `code_exec`) with your
+    own rights instead of refusing: it can read, change and send whatever you can. Said aloud and recorded in the run."""
     system: str | None = None
     """A system message put before every prompt that has none."""
     rewards: Annotated[list[Reward], Field(min_length=1)]
@@ -599,8 +624,11 @@ class PairsRecipe(Base):
     data: TrainPrompts
     batch: PairsBatch = PairsBatch()
     rollout: PairsRollout = PairsRollout()
-    tools: list[str] = []
-    """`file.py:function`, relative to the recipe."""
+    tools: list[ToolItem] = []
+    """Functions, environments, servers and APIs that the model may call; see docs/agents.md."""
+    allow_unsafe_exec: bool = False
+    """Where there is no sandbox, run code that the model writes (the tools `python` and `python_session`, the reward `code_exec`) with your
+    own rights instead of refusing: it can read, change and send whatever you can. Said aloud and recorded in the run."""
     system: str | None = None
     """A system message put before every prompt that has none."""
     rewards: Annotated[list[Reward], Field(min_length=1)]

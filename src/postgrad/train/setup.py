@@ -49,6 +49,7 @@ from postgrad.train.model_rewards import ModelReward, load_model_reward, names_m
 from postgrad.train.recipe import (
     Base,
     DPORecipe,
+    GRPORecipe,
     PPORecipe,
     Recipe,
     Reward,
@@ -146,7 +147,8 @@ def _engine_options(recipe: TrainingRecipe, policy: Policy) -> dict[str, Any]:
 def load_sft(recipe: SFTRecipe, policy: Policy, base: Path, *, work: Work = DEFAULT_WORK) -> Dataset[TrainRow]:
     """Training and held-out rows, tokenised."""
     train, heldout = open_rows(recipe, base)
-    tools = load_tools(recipe.tools, base).specs
+    with load_tools(recipe.tools, base, to_run=False) as toolbox:
+        tools = toolbox.specs
 
     def prepare(rows: RowSource) -> tuple[Sequence[TrainRow], DataReport]:
         data = prepare_sft(
@@ -252,7 +254,8 @@ class NamedRewards:
 
 def load_recipe_rewards(recipe: SampledRecipe, base: Path) -> NamedRewards:
     found = [(reward, names_model(reward, base)) for reward in recipe.rewards]
-    functions = load_rewards([reward.model_dump() for reward, folder in found if folder is None], base)
+    named = [reward.model_dump() for reward, folder in found if folder is None]
+    functions = load_rewards(named, base, allow_unsafe_exec=recipe.allow_unsafe_exec)
     folders = [(reward, folder) for reward, folder in found if folder is not None]
     names = [reward.name for reward in functions] + [reward.name or "reward_model" for reward, _ in folders]
     double = next((name for name in names if names.count(name) > 1), None)
@@ -297,7 +300,8 @@ def input_hashes(recipe: Recipe, base: Path) -> dict[str, str]:
     import, reward models, the critic's model."""
     rewards = recipe.rewards if isinstance(recipe, SampledRecipe) else []
     tools = recipe.tools if isinstance(recipe, SFTRecipe | SampledRecipe) else []
-    code = {item.split(":")[0] for item in [*tools, *(reward.use for reward in rewards)]}
+    hooks = [recipe.loss.advantages] if isinstance(recipe, GRPORecipe) and recipe.loss.advantages is not None else []
+    code = {name for tool in tools for name in tool.files} | {item.split(":")[0] for item in [*hooks, *(reward.use for reward in rewards)]}
     paths = data_files(recipe.data, base) | {name: base / name for name in (*code, *local_imports(sorted(code), base))}
     hashes = {name: file_sha256(path) for name, path in sorted(paths.items()) if path.is_file()}
     folders = {reward.use: names_model(reward, base) for reward in rewards}
