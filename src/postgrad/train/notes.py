@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from postgrad.rewards.advice import Declared, design_notes
+from postgrad.sandbox import problem
 from postgrad.train.model_rewards import ModelReward
 from postgrad.train.presets import PRESETS, loss_settings
-from postgrad.train.recipe import GRPORecipe, PPORecipe
+from postgrad.train.recipe import GRPORecipe, PPORecipe, SampledRecipe
 from postgrad.train.setup import Policy
 
 
@@ -23,6 +24,16 @@ def grpo_notes(recipe: GRPORecipe, rewards: Sequence[Declared], policy: Policy) 
     if policy.model.autocast is not None and settings.old_logprobs == "sampler":
         notes.append(f"sampling in {policy.model.autocast}: the ratio corrects its rounding (sampling/logprob_difference shows how much)")
     return notes + [note.message for note in design_notes(rewards, settings.scheme)]
+
+
+def sandbox_notes(recipe: SampledRecipe) -> list[str]:
+    """Whether the permission of `allow_unsafe_exec` is needed here, and so used."""
+    if not recipe.allow_unsafe_exec:
+        return []
+    found = problem()
+    if found is None:
+        return ["allow_unsafe_exec changes nothing: there is a sandbox here, and it is used"]
+    return [f"allow_unsafe_exec: code that the model writes runs WITHOUT a sandbox, with your rights ({found[0]})"]
 
 
 def role_notes(recipe: PPORecipe, models: Sequence[ModelReward], policy: Policy) -> list[str]:

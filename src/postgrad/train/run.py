@@ -85,6 +85,7 @@ def _run_one(
             directory.check_inputs("loaded", built.fingerprints)
             for opened in (directory, *above):
                 opened.begin()
+            directory.event("started", notes=list(built.notes))
             model = fit(built.method, directory, recipe, reporter, name=name, notes=built.notes)
         write_diagnosis(recipe, directory, reporter)
         return model
@@ -98,11 +99,11 @@ def evaluate(
     `data` is a file of prompts; left out = the prompts that the recipe holds out.
     """
     watcher = reporter or SilentReporter()
-    toolbox = load_tools(recipe.tools, base)
-    named = setup.load_recipe_rewards(recipe, base)
-    policy = setup.load_frozen_policy(model, recipe)
-    prompts = setup.load_heldout(recipe, policy, base, file=data, toolbox=toolbox)[: rows or recipe.evaluation.rows]
-    sampler = policy.sampler(max_batch=recipe.sampler.max_batch, progress=sampler_progress(watcher))
-    with Scorer(named.functions) as scorer:
-        judges = Judges(scorer, named.models(recipe.dtype), toolbox.specs)
-        return make_evaluator(recipe, policy, sampler, toolbox, judges, prompts).run(0)
+    with load_tools(recipe.tools, base, allow_unsafe_exec=recipe.allow_unsafe_exec) as toolbox:
+        named = setup.load_recipe_rewards(recipe, base)
+        policy = setup.load_frozen_policy(model, recipe)
+        prompts = setup.load_heldout(recipe, policy, base, file=data, toolbox=toolbox)[: rows or recipe.evaluation.rows]
+        sampler = policy.sampler(max_batch=recipe.sampler.max_batch, progress=sampler_progress(watcher))
+        with Scorer(named.functions) as scorer:
+            judges = Judges(scorer, named.models(recipe.dtype), toolbox.specs)
+            return make_evaluator(recipe, policy, sampler, toolbox, judges, prompts).run(0)
