@@ -55,7 +55,9 @@ def run_generate(
         prompts = read_prompts(data, writer.policy, writer.toolbox, system=system)
     else:
         prompts = [Prompt(f"prompt {index + 1}", (*opening, Message("user", text))) for index, text in enumerate(texts)]
-    for group in writer.write(prompts, samples=samples, seed=seed):
+    with writer.toolbox:
+        groups = writer.write(prompts, samples=samples, seed=seed)
+    for group in groups:
         for rollout in group.rollouts:
             if json_output:
                 print(json.dumps(group_to_json(Group(group.prompt, (rollout,))), ensure_ascii=False))
@@ -84,13 +86,14 @@ def run_chat(model: str, *, tools: Sequence[str], system: str | None, temperatur
     stderr.print("type a message; an empty line or Ctrl-D ends", style="dim", markup=False)
     history: tuple[Message, ...] = (Message("system", system),) if system else ()
     turn = 0
-    while text := _ask():
-        history = (*history, Message("user", text))
-        (group,) = writer.write([Prompt(f"turn {turn}", history)], seed=turn)
-        (rollout,) = group.rollouts
-        show(rollout)
-        history = (*history, *rollout.messages)
-        turn += 1
+    with writer.toolbox:
+        while text := _ask():
+            history = (*history, Message("user", text))
+            (group,) = writer.write([Prompt(f"turn {turn}", history)], seed=turn)
+            (rollout,) = group.rollouts
+            show(rollout)
+            history = (*history, *rollout.messages)
+            turn += 1
 
 
 def _ask() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -105,7 +106,7 @@ class ToolItem(_Section):
     """One entry of `tools:`: a function or class of yours, an MCP server or an HTTP API. A text stands for `use`."""
 
     use: Name | None = None
-    """`file.py:function` or `file.py:Class` (relative to the recipe), or `package.module:name`."""
+    """`file.py:function` or `file.py:Class` (relative to the recipe), `package.module:name`, or a shipped tool (python, python_session)."""
     mcp: MCPServer | None = None
     openapi: OpenAPI | None = None
     isolate: Isolation | None = None
@@ -155,4 +156,5 @@ class ToolItem(_Section):
             return (self.use.rpartition(":")[0],)
         if self.openapi is not None:
             return (self.openapi.document,)
-        return tuple(self.mcp.command or ()) if self.mcp is not None else ()
+        command = self.mcp.command if self.mcp is not None else None
+        return tuple(word for word in command or () if not Path(word).is_absolute())
