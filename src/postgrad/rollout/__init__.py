@@ -2,6 +2,8 @@
 
 from postgrad.protocols import InfrastructureError
 from postgrad.rollout.agent import Progress, collect
+from postgrad.rollout.deadline import seconds_left
+from postgrad.rollout.failures import ToolError
 from postgrad.rollout.journal import call_key
 from postgrad.rollout.metrics import rollout_metrics
 from postgrad.rollout.record import group_from_json, group_to_json, rollout_from_json, rollout_to_json
@@ -14,6 +16,7 @@ __all__ = [
     "InfrastructureError",
     "Progress",
     "RolloutConfig",
+    "ToolError",
     "ToolOptions",
     "Toolbox",
     "call_key",
@@ -25,5 +28,6 @@ __all__ = [
     "rollout_from_json",
     "rollout_metrics",
     "rollout_to_json",
+    "seconds_left",
     "tool",
 ]

@@ -20,7 +20,9 @@ from postgrad.protocols import InfrastructureError
 from postgrad.rollout.deadline import DeadlineError, seconds_left
 from postgrad.rollout.declare import Tool, ToolOptions
 from postgrad.rollout.failures import ToolError
+from postgrad.rollout.journal import call_key
 from postgrad.rollout.results import ErrorKind
+from postgrad.rollout.secrets import Secrets, read_variables
 from postgrad.rollout.signature import ArgumentError
 from postgrad.types import ToolSpec
 from postgrad.worker.parent import Worker, WorkerDied
@@ -47,9 +49,11 @@ class IsolatedTool:
     """
 
     def __init__(self, spec: str, base: Path, confinement: Confinement, *, workers: int) -> None:
-        self._spec, self._confinement = spec, confinement
+        self._spec = spec
         self._request = ("load", spec, str(base.resolve()), confinement.memory_bytes, confinement.processes)
-        environment = _environment(confinement.environment, where=spec)
+        variables = read_variables(confinement.environment, where=spec, key="isolate.env")
+        self._secrets = Secrets(variables.values())
+        environment = {name: os.environ[name] for name in _INHERITED if name in os.environ} | variables
         self._workers = [Worker("postgrad.rollout.isolated_child", environment=environment) for _ in range(workers)]
         self._free: LifoQueue[Worker] = LifoQueue()  # the one used last is the one that runs
         for worker in reversed(self._workers):
@@ -77,21 +81,21 @@ class IsolatedTool:
             worker.kill()
 
     def _call(self, worker: Worker, arguments: Mapping[str, Any]) -> str:
-        if not worker.alive:
-            self._start_again(worker)
         seconds = seconds_left()
+        if not worker.alive:
+            self._start_again(worker)  # the time that this takes is not the call's
         try:
-            reply = worker.ask(("call", dict(arguments), seconds), seconds)
+            reply = worker.ask(("call", dict(arguments), seconds, _key()), seconds)
         except WorkerDied as died:
             if died.kind == "timeout":
                 raise DeadlineError from died
             raise ToolError(str(died), kind=ErrorKind.CRASHED, transient=True) from died
         if reply[0] == "ok":
-            return str(reply[1])
+            return self._secrets.hide(str(reply[1]))
         _, kind, text, transient = reply
         if kind == ErrorKind.MEMORY:
             worker.kill()
-        raise _failure(ErrorKind(kind), text, transient=transient)
+        raise _failure(ErrorKind(kind), self._secrets.hide(text), transient=transient)
 
     def _start_again(self, worker: Worker) -> None:
         """What went well when the run began is not the model's fault now."""
@@ -131,7 +135,9 @@ def _failure(kind: ErrorKind, text: str, *, transient: bool) -> Exception:
     return ToolError(text, kind=kind, transient=transient)
 
 
-def _environment(names: tuple[str, ...], *, where: str) -> dict[str, str]:
-    if missing := next((name for name in names if name not in os.environ), None):
-        raise RecipeError(f"isolate.env names {missing}, which is not set", where=where, hint=f"export {missing}, or leave it out")
-    return {name: os.environ[name] for name in (*_INHERITED, *names) if name in os.environ}
+def _key() -> str | None:
+    """`call_key()` as it is here; None outside of a rollout."""
+    try:
+        return call_key()
+    except RuntimeError:
+        return None

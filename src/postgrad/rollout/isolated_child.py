@@ -1,13 +1,14 @@
 """The process in which a tool with `isolate:` runs. Started by `isolated.IsolatedTool`; imports no torch of its own.
 
     ("load", spec, base, memory_bytes, processes)   import the function; reply {"tool": …} or {"problem": …}
-    ("call", arguments, seconds)                    reply ["ok", text] or ["error", kind, text, transient]
+    ("call", arguments, seconds, key)               reply ["ok", text] or ["error", kind, text, transient]
 
 The arguments are validated here, where their types are. A call is bounded by its owner, who kills this process at the deadline.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from postgrad.rollout.deadline import DeadlineError, deadline
 from postgrad.rollout.declare import Tool, call
 from postgrad.rollout.failures import ToolError
 from postgrad.rollout.functions import function_from_name
+from postgrad.rollout.journal import CallPlace, calling
 from postgrad.rollout.results import ErrorKind, OutputError, exception_text, result_text
 from postgrad.rollout.signature import ArgumentError
 from postgrad.worker.child import serve
@@ -48,10 +50,11 @@ class _Requests:
                 return {"problem": [error.what, error.where, error.hint]}
             limit_memory(memory_bytes)
             return {"tool": _described(self._tool), "confined": confined}
-        _, arguments, seconds = request
+        _, arguments, seconds, key = request
         assert self._tool is not None
         limit_cpu(seconds)
-        return _answer(self._tool, arguments, seconds)
+        with nullcontext() if key is None else calling(CallPlace(*map(int, key.split(".")))):
+            return _answer(self._tool, arguments, seconds)
 
 
 def _described(tool: Tool) -> dict[str, Any]:
@@ -77,7 +80,7 @@ def _answer(tool: Tool, arguments: dict[str, Any], seconds: float) -> list[Any]:
     except DeadlineError:
         return ["error", ErrorKind.DEADLINE, "", False]
     except InfrastructureError as error:
-        return ["error", ErrorKind.INFRASTRUCTURE, exception_text(error), True]
+        return ["error", ErrorKind.INFRASTRUCTURE, str(error), True]
     except MemoryError:
         return ["error", ErrorKind.MEMORY, OUT_OF_MEMORY, False]
     except BaseException as error:  # the tool's, `SystemExit` included
