@@ -245,13 +245,15 @@ class GRPOLoss(Section):
             raise _refuse("max_ratio", f"bounds a clipped ratio; {self.preset} clips no ratio that way")
         if self.preset == "rloo" and (self.clip_low is not None or self.clip_high is not None):
             raise _refuse("clip_low" if self.clip_low is not None else "clip_high", "rloo is plain REINFORCE: it clips nothing")
-        if self.credit == "rollout" and "turn_discount" in self.model_fields_set:
+        if self.credit == "rollout" and self.turn_discount != 1.0:
             raise _refuse("turn_discount", "acts only with credit: turn or credit: state")
-        if self.credit != "state" and "state_weight" in self.model_fields_set:
+        if self.credit != "state" and self.state_weight != 1.0:
             raise _refuse("state_weight", "acts only with credit: state")
-        replaced = {"credit", "scale", "normalize", "positive_weight"} & self.model_fields_set
-        if self.advantages is not None and replaced:
-            raise _refuse(min(replaced), "does nothing beside `advantages`, whose function makes the advantages")
+        if self.advantages is not None:
+            plain = {"credit": "rollout", "scale": None, "normalize": "sum_then_normalize", "positive_weight": 1.0}
+            for name, value in plain.items():
+                if getattr(self, name) != value:
+                    raise _refuse(name, "does nothing beside `advantages`, whose function makes the advantages")
         if self.normalize == "normalize_then_sum" and self.scale is not None:
             raise _refuse("scale", "normalize_then_sum scales each reward by its group and the sum by the batch; leave scale out")
         return self
