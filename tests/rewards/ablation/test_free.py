@@ -123,6 +123,13 @@ def test_without_advantages_the_settings_say_how_they_are_made_and_a_remark_says
         assert any("do not tell how they were made" in remark for remark in ablation.remarks)
 
 
+def test_credit_by_turn_is_said_and_advantages_of_the_users_own_are_refused(tmp_path):
+    ablation = ablate(copies(tmp_path, settings={"loss": {"credit": "turn"}}))
+    assert "the run credits each turn by itself; here the rollouts are compared as wholes" in ablation.remarks
+    with pytest.raises(RecipeError, match="a function of yours made the advantages"):
+        ablate(copies(tmp_path, settings={"loss": {"advantages": "rewards.py:mine"}}))
+
+
 def test_the_filter_of_the_run_is_applied_with_and_without(tmp_path):
     """`a` and `b` cancel: with both, the group is filtered away; without one of them it trains."""
     rewards = [OUTCOME, {"name": "b", "role": "shaping"}]

@@ -158,6 +158,15 @@ def test_only_grpos_advantages_are_split(method, copy, finished_run):
         of_run(copy)
 
 
+@pytest.mark.parametrize("loss", [{"credit": "turn"}, {"advantages": "rewards.py:mine"}])
+def test_only_advantages_of_whole_rollouts_are_split(loss, copy):
+    record = json.loads((copy / "resolved.json").read_text())
+    (copy / "resolved.json").write_text(json.dumps({**record, "recipe": {**record["recipe"], "loss": loss}}))
+    with pytest.raises(RecipeError, match="only an advantage of the whole rollout is split") as caught:
+        of_run(copy)
+    assert next(iter(loss)) in str(caught.value)
+
+
 def test_rollouts_without_the_split_are_refused_and_dropped_groups_left_out(finished_run):
     records = RunDirectory(finished_run).read_rollouts(1)
     records[0]["dropped"] = "all_equal"

@@ -191,6 +191,16 @@ def test_only_runs_with_rewards_can_be_ablated(tmp_path):
         plan(tmp_path, dropped=[], seeds=3, steps=1)
 
 
+def test_advantages_of_the_users_own_do_not_depend_on_weights(tmp_path):
+    recipe = {
+        "method": "grpo", "model": "m", "run_dir": "r", "max_steps": 1, "data": {"train": "x.jsonl"},
+        "rewards": [{"use": "tool_use"}, {"use": "tool_error"}], "loss": {"advantages": "rewards.py:mine"},
+    }  # fmt: skip
+    (tmp_path / "resolved.json").write_text(json.dumps({"base": ".", "recipe": recipe}))
+    with pytest.raises(RecipeError, match="a function of yours makes the advantages"):
+        plan(tmp_path, dropped=[], seeds=3, steps=1)
+
+
 def test_a_run_with_an_ablation_can_still_be_replaced(carried_out, make_run):
     """RUN/ablation is the run's own."""
     from postgrad.train.recipe_file import load_recipe

@@ -8,7 +8,7 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
-from postgrad.errors import DataError
+from postgrad.errors import DataError, RecipeError
 from postgrad.rewards.doctor.observed import Observed
 from postgrad.rewards.doctor.recompute import scheme_of
 from postgrad.rewards.filter import FilterMode
@@ -21,7 +21,13 @@ def filter_of(observed: Observed) -> FilterMode:
 
 
 def comparable(observed: Observed) -> tuple[Observed, Scheme, list[str]]:
-    """The rollouts in groups that are compared with one another, and how their advantages are made."""
+    """The rollouts in groups that are compared with one another, and how their advantages are made.
+
+    Raises `RecipeError` where a function of the user's made them: which reward it listens to is its own matter.
+    """
+    if observed.settings.get("loss.advantages") is not None:
+        what = "a function of yours made the advantages (loss.advantages); what they are without a reward only it can say"
+        raise RecipeError(what, where=observed.source, hint="leave the reward out in the function, and compare two runs")
     if observed.method == "ppo":
         remark = "PPO's baseline is the critic, which is not in the rollouts: those of a step are compared with their mean"
         return _by_step(observed), Scheme("group"), [remark]
@@ -29,7 +35,9 @@ def comparable(observed: Observed) -> tuple[Observed, Scheme, list[str]]:
         raise DataError("has one rollout per prompt, so nothing is compared", where=observed.source, hint="rollout.group_size: 8")
     if (found := scheme_of(observed)) is not None:
         return observed, found, []
-    stated = _stated(observed.settings)
+    stated, credit = _stated(observed.settings), observed.settings.get("loss.credit", "rollout")
+    if credit != "rollout":
+        return observed, stated, [f"the run credits each {credit} by itself; here the rollouts are compared as wholes"]
     shown = f"scale {stated.scale}, {stated.normalize}"
     return observed, stated, [f"the file's advantages do not tell how they were made; computed with {shown}"]
 

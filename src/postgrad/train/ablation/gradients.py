@@ -94,8 +94,8 @@ def _judged(record: Mapping[str, Any]) -> JudgedGroup:
         group=group_from_json(record),
         rewards={name: [_number(score["rewards"][name]) for score in scores] for name in scores[0]["rewards"]},
         totals=[_number(score["total"]) for score in scores],
-        advantages=[score["advantage"] for score in scores],
-        shares={name: [score["advantage_by_reward"][name] or 0.0 for score in scores] for name in scores[0]["advantage_by_reward"]},
+        advantages=[float(score["advantage"]) for score in scores],
+        shares={name: [float(score["advantage_by_reward"][name] or 0.0) for score in scores] for name in scores[0]["advantage_by_reward"]},
     )
 
 
@@ -181,6 +181,10 @@ def of_run(path: Path, *, at: At | None = None, step: int | None = None, note: C
     if not isinstance(recipe, GRPORecipe):
         what = "gradients are split over the rewards as GRPO's advantages are; this run has none"
         raise RecipeError(what, where=str(path), hint="pass the directory of a run with method: grpo, not of a pipeline")
+    if recipe.loss.credit != "rollout" or recipe.loss.advantages is not None:
+        key = "loss.advantages" if recipe.loss.advantages is not None else f"loss.credit: {recipe.loss.credit}"
+        what = f"only an advantage of the whole rollout is split over the rewards, and this run has {key}"
+        raise RecipeError(what, where=str(path), hint="look at it without --gradient")
     run = RunDirectory(path)
     newest = checkpoint.newest(run.checkpoints)
     if at == "final" and newest.folder is None:

@@ -92,6 +92,9 @@ def plan(path: Path, *, dropped: Sequence[str], seeds: int, steps: int) -> Plan:
     if not isinstance(recipe, RLRecipe):
         what = "only runs of GRPO and PPO have rewards to leave out"
         raise RecipeError(what, where=str(path), hint="pass the directory of such a run, not of a pipeline")
+    if isinstance(recipe, GRPORecipe) and recipe.loss.advantages is not None:
+        what = "a function of yours makes the advantages (loss.advantages), whatever the weights are"
+        raise RecipeError(what, where=str(path), hint="leave the reward out in the function, and compare two runs")
     rewards = _acting(recipe, loaded.base)
     if len(rewards) < 2:
         raise RecipeError("the run has one reward with a weight; without it nothing is trained", where=str(path))
