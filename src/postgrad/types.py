@@ -93,7 +93,7 @@ class StopReason(StrEnum):
     INVALID_CALLS = "invalid_calls"
     """Too many consecutive turns with only malformed or unknown calls."""
     TERMINAL_TOOL = "terminal_tool"
-    """A tool declared terminal was called successfully."""
+    """A tool declared terminal, or one that only the row brings, was called successfully."""
     INFRASTRUCTURE = "infrastructure"
     """Something outside the model failed; the rollout is masked out and is never given reward 0."""
 
@@ -140,12 +140,15 @@ class ToolResult:
     """What came back for one call: the text the model was shown, and whether it was an error.
 
     `call` is None when the text between the call markers could not be read as a call.
+    reward, done: what an environment said after the call: what it earned (None = nothing said), and whether the rollout is over.
     """
 
     call: ToolCall | None
     content: str
     error: str = ""
     seconds: float = 0.0
+    reward: float | None = None
+    done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,7 @@ class Prompt:
     raw_text: str | None = None
     """Set when the prompt is plain text that no chat template is applied to; `messages` is then empty."""
     tools: tuple[ToolSpec, ...] = ()
-    """Tools that this row brings, shown to the model beside those of the run."""
+    """Tools that this row brings, shown to the model beside those of the run. Nothing runs them: a call that fits one ends the rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +188,8 @@ class Rollout:
     """Turns after which the chat template, rendering everything again, would have shown the model other tokens than these."""
     infrastructure_errors: tuple[str, ...] = ()
     """One text per attempt that something outside the model spoiled. One attempt is retried; a second ends in INFRASTRUCTURE."""
+    environment_reward: float | None = None
+    """What `get_reward()` of its environments returned at the end, summed; None when none has it."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:

@@ -47,6 +47,7 @@ class RolloutView:
     messages:            the completion (assistant and tool turns); `prompt_messages` came before it.
     final_answer:        content of the last message if it is the assistant's, else "".
     sampled_tokens:      the length that counts: tokens that the model wrote.
+    environment_reward:  what the environments gave for the whole; what they gave for a call is its result's `reward`.
     """
 
     text: str
@@ -61,6 +62,7 @@ class RolloutView:
     tool_results: tuple[ToolResult, ...]
     sampled_tokens: int
     turns: int
+    environment_reward: float | None = None
 
 
 def view_of(prompt: Prompt, rollout: Rollout) -> RolloutView:
@@ -80,6 +82,7 @@ def view_of(prompt: Prompt, rollout: Rollout) -> RolloutView:
         tool_results=rollout.tool_results,
         sampled_tokens=rollout.sampled_tokens,
         turns=rollout.turns,
+        environment_reward=rollout.environment_reward,
     )
 
 

@@ -121,8 +121,9 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class BoundTool:
-    """A tool of one rollout. `lock` is shared by the tools of one environment instance: only one of them runs at a time."""
+    """A tool of one rollout. `lock` is shared by the tools of one environment `instance`: only one of them runs at a time."""
 
     tool: Tool
     function: Callable[..., Any]
     lock: threading.Lock | None = None
+    instance: Any = None

@@ -2,8 +2,10 @@
 
 1. `Environment`        the class: what its `reset` asks for.
 2. `environment_tools`  its public methods as tools.
-3. `open_instances`     one rollout's instances, made and reset.
+3. `open_instances`     one rollout's instances, made and reset; `end_session` asks for their last word and closes them.
 4. `ToolSession`        the tools of one rollout, with its own instances.
+
+`episode` says what an instance may tell beside the results of its tools: `done`, `reward`, `get_reward`, `snapshot` and `restore`.
 """
 
 from __future__ import annotations
@@ -15,18 +17,21 @@ from typing import Any
 
 from postgrad.errors import DataError, RecipeError
 from postgrad.rollout.declare import BoundTool, Tool, call, options_of
+from postgrad.rollout.episode import LIFECYCLE, final_reward
+from postgrad.rollout.results import exception_text
 from postgrad.rollout.signature import read_signature
 from postgrad.types import Prompt
-
-_LIFECYCLE = ("reset", "close")
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
     """A class with state for one rollout. Its public methods are tools, except
 
-    `reset(self, **columns)`, called before the first turn with the dataset columns it names; the text it returns, if any, is
-    appended to the last user message; and `close(self)`, called when the rollout has ended, however it ended.
+    reset(self, …)    called before the first turn with the dataset columns that it names. Where the dataset has no such column, `seed`
+                      is one number for all samples of a prompt, `row` all columns, `prompt` the messages. The text that it returns, if
+                      any, is appended to the last user message.
+    close(self)       called when the rollout has ended, however it ended.
+    get_reward, snapshot, restore     see `episode`.
     """
 
     factory: Callable[[], Any]
@@ -34,20 +39,21 @@ class Environment:
     open_s: float | None = None
     """Seconds in which it is made and reset; None = what one call may take."""
 
-    def reset_arguments(self, prompt: Prompt) -> dict[str, Any]:
-        """The dataset columns that `reset` asks for. Raises `DataError` when the row lacks one."""
+    def reset_arguments(self, prompt: Prompt, *, seed: int = 0) -> dict[str, Any]:
+        """What `reset` asks for. Raises `DataError` for a column that the row lacks. seed: see `episode.start_seed`."""
         reset = getattr(self.factory, "reset", None)
         if reset is None:
             return {}
         parameters = list(inspect.signature(reset).parameters.values())[1:]
-        if any(item.kind is item.VAR_KEYWORD for item in parameters):
-            return dict(prompt.columns)
-        names = [item.name for item in parameters]
-        needed = [item.name for item in parameters if item.default is item.empty]
-        if missing := [name for name in needed if name not in prompt.columns]:
+        named = [item for item in parameters if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)]
+        messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
+        given = {"seed": seed, "row": dict(prompt.columns), "prompt": messages, **prompt.columns}
+        needed = [item.name for item in named if item.default is item.empty]
+        if missing := [name for name in needed if name not in given]:
             what = f"{self.name}.reset asks for column {missing[0]!r}, which this row lacks (it has: {', '.join(prompt.columns) or 'none'})"
             raise DataError(what, where=prompt.row, hint="add the column to the data or give the parameter a default")
-        return {name: prompt.columns[name] for name in names if name in prompt.columns}
+        everything = dict(prompt.columns) if any(item.kind is item.VAR_KEYWORD for item in parameters) else {}
+        return everything | {item.name: given[item.name] for item in named if item.name in given}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,30 @@ class ToolSession:
                 errors.append(error)
         if errors:
             raise errors[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """reward: what `get_reward` of the environments returned, summed; None when none has it. failure: what went wrong when it was asked,
+    which spoils the rollout. problem: what went wrong when they were closed, which does not. Both "" when nothing did."""
+
+    reward: float | None = None
+    failure: str = ""
+    problem: str = ""
+
+
+def end_session(session: ToolSession) -> Ending:
+    """Ask for the final reward, then close every environment. Runs user code: call it where it can be abandoned."""
+    rewards, failure, problem = [], "", ""
+    try:
+        rewards = [reward for instance in session.instances if (reward := final_reward(instance)) is not None]
+    except BaseException as error:
+        failure = exception_text(error)
+    try:
+        session.close()
+    except BaseException as error:  # the environment's code
+        problem = exception_text(error)
+    return Ending(sum(rewards) if rewards and not failure else None, failure, problem)
 
 
 def open_instances(environments: Sequence[Environment], reset_arguments: Sequence[Mapping[str, Any]]) -> ToolSession:
@@ -108,10 +138,13 @@ def environment_tools(factory: type, index: int, *, where: str) -> list[Tool]:
     methods = [
         method
         for name, method in inspect.getmembers(factory, inspect.isfunction)
-        if not name.startswith("_") and name not in _LIFECYCLE and not isinstance(inspect.getattr_static(factory, name), staticmethod)
+        if not name.startswith("_") and name not in LIFECYCLE and not isinstance(inspect.getattr_static(factory, name), staticmethod)
     ]
     if not methods:
         raise RecipeError(f"{factory.__name__} has no public method", where=where, hint="each public method of an environment is a tool")
+    if hasattr(factory, "snapshot") != hasattr(factory, "restore"):
+        hint = "an environment has both or neither"
+        raise RecipeError(f"{factory.__name__} has one of snapshot and restore, not the other", where=where, hint=hint)
     tools = []
     for method in methods:
         options = options_of(method)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from postgrad.protocols import InfrastructureError
 from postgrad.rollout.attempt import attempt
 from postgrad.rollout.deadline import DeadlineError
+from postgrad.rollout.episode import NOTHING_SAID, Standing, standing
 from postgrad.rollout.failures import ToolError
 from postgrad.rollout.journal import CallPlace, Journal, NoJournal, calling
 from postgrad.rollout.pool import Expired, Job, Outcome, Pool, Returned
@@ -43,6 +44,7 @@ class _Answer:
 
     text: str
     error: str = ""
+    standing: Standing = NOTHING_SAID
 
 
 def refuse(item: Call, tools: Mapping[str, object], limits: ToolLimits) -> ToolResult | None:
@@ -163,7 +165,11 @@ def _answer(bound: BoundTool, item: ToolCall, *, deadline_s: float, max_chars: i
     if bound.lock is None:
         return _try(bound, item, deadline_s=deadline_s, max_chars=max_chars)
     with bound.lock:  # an earlier call that was abandoned may still be at work on this environment
-        return _try(bound, item, deadline_s=deadline_s, max_chars=max_chars)
+        answer = _try(bound, item, deadline_s=deadline_s, max_chars=max_chars)
+        try:
+            return replace(answer, standing=standing(bound.instance))
+        except InfrastructureError as error:
+            return _Answer(f"{item.name}: {exception_text(error)}", ErrorKind.INFRASTRUCTURE)
 
 
 def _try(bound: BoundTool, item: ToolCall, *, deadline_s: float, max_chars: int) -> _Answer:
@@ -189,9 +195,10 @@ def _result(item: ToolCall, outcome: Returned[_Answer] | Expired, limits: ToolLi
     if isinstance(outcome, Expired):
         return ToolResult(item, f"error: {_deadline_text(item, outcome.seconds)}", ErrorKind.DEADLINE, outcome.seconds)
     answer = outcome.value
+    said = (answer.standing.reward, answer.standing.done)
     if not answer.error:
-        return ToolResult(item, answer.text, "", outcome.seconds)
-    return _short(ToolResult(item, f"error: {answer.text}", answer.error, outcome.seconds), limits)
+        return ToolResult(item, answer.text, "", outcome.seconds, *said)
+    return _short(ToolResult(item, f"error: {answer.text}", answer.error, outcome.seconds, *said), limits)
 
 
 def _deadline_text(item: ToolCall, seconds: float) -> str:
@@ -199,4 +206,4 @@ def _deadline_text(item: ToolCall, seconds: float) -> str:
 
 
 def _short(result: ToolResult, limits: ToolLimits) -> ToolResult:
-    return ToolResult(result.call, shorten(result.content, max_chars=limits.max_output_chars), result.error, result.seconds)
+    return replace(result, content=shorten(result.content, max_chars=limits.max_output_chars))

@@ -112,13 +112,16 @@ class FileJournal:
             return None
         if ended is None:
             return Recorded(None)
-        return Recorded(ToolResult(call, ended["content"], ended["error"], ended["seconds"]), ended.get("snapshot"))
+        said = (ended.get("reward"), ended.get("done", False))
+        return Recorded(ToolResult(call, ended["content"], ended["error"], ended["seconds"], *said), ended.get("snapshot"))
 
     def begun(self, place: CallPlace, call: ToolCall) -> None:
         self._write({"begun": str(place), "name": call.name, "arguments": call.arguments})
 
     def ended(self, place: CallPlace, result: ToolResult, snapshot: Any = None) -> None:
         kept = {} if snapshot is None else {"snapshot": snapshot}
+        kept |= {} if result.reward is None else {"reward": result.reward}
+        kept |= {"done": True} if result.done else {}
         self._write({"ended": str(place), "content": result.content, "error": str(result.error), "seconds": result.seconds, **kept})
 
     def __enter__(self) -> FileJournal:

@@ -35,6 +35,7 @@ def rollout_to_json(rollout: Rollout) -> Json:
         "raw_text": rollout.raw_text,
         "rewrites": rollout.rewrites,
         "infrastructure_errors": list(rollout.infrastructure_errors),
+        "environment_reward": rollout.environment_reward,
     }
 
 
@@ -50,6 +51,7 @@ def rollout_from_json(data: Mapping[str, Any]) -> Rollout:
         raw_text=data["raw_text"],
         rewrites=data["rewrites"],
         infrastructure_errors=tuple(data["infrastructure_errors"]),
+        environment_reward=data.get("environment_reward"),
     )
 
 
@@ -117,9 +119,11 @@ def _call_from_json(data: Mapping[str, Any]) -> ToolCall:
 
 def _result_to_json(result: ToolResult) -> Json:
     call = None if result.call is None else _call_to_json(result.call)
-    return {"call": call, "content": result.content, "error": str(result.error), "seconds": result.seconds}
+    said: Json = {} if result.reward is None else {"reward": result.reward}
+    said |= {"done": True} if result.done else {}
+    return {"call": call, "content": result.content, "error": str(result.error), "seconds": result.seconds, **said}
 
 
 def _result_from_json(data: Mapping[str, Any]) -> ToolResult:
     call = None if data["call"] is None else _call_from_json(data["call"])
-    return ToolResult(call, data["content"], data["error"], data["seconds"])
+    return ToolResult(call, data["content"], data["error"], data["seconds"], data.get("reward"), data.get("done", False))

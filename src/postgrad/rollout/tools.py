@@ -76,12 +76,14 @@ class Toolbox:
 
     def bind(self, instances: tuple[Any, ...]) -> dict[str, BoundTool]:
         locks = [threading.Lock() for _ in instances]
-        return {
-            name: BoundTool(item, item.function)
-            if item.environment is None
-            else BoundTool(item, MethodType(item.function, instances[item.environment]), locks[item.environment])
-            for name, item in self.by_name.items()
-        }
+
+        def bound(item: Tool) -> BoundTool:
+            if item.environment is None:
+                return BoundTool(item, item.function)
+            instance = instances[item.environment]
+            return BoundTool(item, MethodType(item.function, instance), locks[item.environment], instance)
+
+        return {name: bound(item) for name, item in self.by_name.items()}
 
     def close(self) -> None:
         """Let go of every connection and process, once; the first error is raised after all have been closed."""
