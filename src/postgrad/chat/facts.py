@@ -9,7 +9,7 @@ from postgrad.chat.lower import Roles
 from postgrad.chat.render import PROBE_CALL, PROBE_TOOL, PROBE_USER, SENTINEL, Template
 from postgrad.chat.tokens import Tokens
 from postgrad.errors import DataError
-from postgrad.types import Message
+from postgrad.types import Message, ToolCall
 
 _NO_ROLES = Roles(system=False, tool=False)
 
@@ -96,6 +96,20 @@ def supports_tools(template: Template) -> bool:
     return prints_tools(template) and template.accepts([PROBE_USER, PROBE_CALL_TURN], must_show="pgValue", tools=[PROBE_TOOL])
 
 
-def call_style(written: str) -> codecs.CallStyle | None:
+def call_style(written: str, tokens: Tokens) -> codecs.CallStyle | None:
     """The style of the template that wrote the probe call as `written`; None when no style reads it back."""
-    return codecs.recognise(written, PROBE_CALL)
+    for style in codecs.STYLES.values():
+        _, calls = style.parse(tokens.shown(written, keep=style.markers))
+        if [call for call in calls if isinstance(call, ToolCall)] == [PROBE_CALL]:
+            return style
+    return None
+
+
+def call_style_without_tools(template: Template, tokens: Tokens) -> codecs.CallStyle | None:
+    """The style of a template that prints calls but no tool descriptions (DeepSeek-V3); None when it prints no call that can be read."""
+    user = template.dicts([PROBE_USER])
+    try:
+        before, text = template.render(user), template.render([*user, *template.dicts([PROBE_CALL_TURN])])
+    except DataError:
+        return None
+    return call_style(text[len(before) :], tokens) if text.startswith(before) else None

@@ -15,6 +15,7 @@ A format can be pickled: it travels as the tokenizer and the arguments it was ma
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -22,16 +23,17 @@ from typing import Any, Literal
 
 from postgrad.chat import codecs
 from postgrad.chat.encoded import EncodedConversation, RowBuilder, encode_turns
-from postgrad.chat.facts import PROBE_CALL_TURN, Facts, call_style, prints_tools, probe, supports_tools
+from postgrad.chat.facts import PROBE_CALL_TURN, Facts, call_style, call_style_without_tools, prints_tools, probe, supports_tools
 from postgrad.chat.identity import digest
-from postgrad.chat.lower import lower
-from postgrad.chat.render import PROBE_TOOL, PROBE_USER, SENTINEL, Template
+from postgrad.chat.lower import guarded, guarded_tool, lower
+from postgrad.chat.render import PROBE_TOOL, PROBE_USER, SENTINEL, Template, TemplateRefuses
 from postgrad.chat.tokens import Guard, Tokenizer, Tokens
 from postgrad.chat.turns import Chat, GenerationPromptDiffers, Turns, last_assistant, unused
 from postgrad.errors import DataError
 from postgrad.types import MalformedCall, Message, ToolCall, ToolSpec
 
-ToolProtocol = Literal["template", "text"]
+ToolProtocol = Literal["auto", "template", "text", "llama3", "pythonic", "mistral", "mistral_v11", "deepseek_v3", "deepseek_v31"]
+"""What a recipe may ask for: `auto`, the template's own way, or postgrad's text protocol: in hermes style (`text`) or the named one."""
 
 _NO_END_HINT = "set the tokenizer's eos_token, or use a chat template that ends turns with a special token of the tokenizer"
 
@@ -51,6 +53,7 @@ class ChatFormat:
                     empty when there is none at all (then nothing can be trained: `require_end`)
     end_of_turn:    what the template puts after an assistant's content; empty when it puts nothing
     tool_protocol:  "template" = the template prints tools and calls itself; "text" = postgrad's text protocol
+    call_style:     the name of the style that calls are written and read in (`codecs.STYLES`); "" = one that cannot be read back
     notes:          what was decided about this template, in words for the user
     template:       a built-in template's name (`postgrad.chat.BUILT_IN`) or Jinja text, instead of the tokenizer's own
     template_options: variables that the template reads, e.g. {"enable_thinking": False}
@@ -61,7 +64,7 @@ class ChatFormat:
         tokenizer: Tokenizer,
         *,
         stop_ids: Iterable[int] = (),
-        tool_protocol: Literal["auto", "template", "text"] = "auto",
+        tool_protocol: ToolProtocol = "auto",
         template: str | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -79,9 +82,9 @@ class ChatFormat:
         self.stop_ids = known_stops | frozenset(self.end_of_turn)
         stops = [text for text, index in self._tokens.special.items() if index in self.stop_ids]
         self._turns = Turns(self._template, self._facts, stops)
-        self._style: codecs.CallStyle | None = codecs.TEXT
-        self.tool_protocol: ToolProtocol = "text"
-        if tool_protocol != "text" and self.has_template:
+        self._style: codecs.CallStyle | None = codecs.STYLES.get(tool_protocol, codecs.HERMES)
+        self.tool_protocol: Literal["template", "text"] = "text"
+        if tool_protocol in ("auto", "template") and self.has_template:
             self._use_template_tools(required=tool_protocol == "template")
         self.notes = self._notes()
 
@@ -115,6 +118,11 @@ class ChatFormat:
         return self.has_template and prints_tools(self._template)
 
     @property
+    def call_style(self) -> str:
+        """Name of the style in which calls are written and read; "" where the template's own cannot be read back."""
+        return self._style.name if self._style else ""
+
+    @property
     def bos_id(self) -> int | None:
         return self._tokens.bos_id
 
@@ -134,7 +142,8 @@ class ChatFormat:
         The same for two loads of one tokenizer. Computed once, from the tokenizer as it is then.
         """
         decided = {"template": self.template_source, "tool_protocol": self.tool_protocol, "stop_ids": sorted(self.stop_ids)}
-        return digest(self._tokenizer, decided | {"template_options": self._made_with["template_options"]})
+        written = {"call_style": self.call_style} if self.tool_protocol == "text" and self._style is not codecs.HERMES else {}
+        return digest(self._tokenizer, decided | written | {"template_options": self._made_with["template_options"]})
 
     def special_in_text(self, text: str) -> bool:
         """True when the text holds a special-token string (which stays text when it is encoded)."""
@@ -245,8 +254,8 @@ class ChatFormat:
         A stand-in for the turn is rendered, and what follows its end token is taken.
         """
         sentinel = unused(SENTINEL, before, results, tools)
-        chat = self._chat([*before, self._stand_in(turn, results, sentinel), *results], tools)
-        text = self._turns.from_end_of(self._turns.prompt(chat, chat.messages), sentinel)
+        chat, prompt = self._followed(before, turn, results, sentinel, tools)
+        text = self._turns.from_end_of(prompt, sentinel)
         ids = self._tokens.rendered(text, guard=chat.guard, continues=True)
         return tuple(ids[1:] if turn_ids and turn_ids[-1] == ids[0] else ids)
 
@@ -265,14 +274,20 @@ class ChatFormat:
         return self._tokens.rendered(self._turns.prompt(chat, chat.messages), guard=chat.guard)[:1] == [self.bos_id]
 
     def _chat(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Chat:
-        if self.tool_protocol == "text":
-            pairs, shown = lower(messages, tools, self._facts.roles), []
-        else:
+        shown = [tool.to_json() for tool in tools]
+        guard = Guard(self._tokens, self._template.dicts(messages), shown)
+        messages = [guarded(guard, message) for message in messages]
+        if self.tool_protocol == "template":
             self._require_style(messages, tools)
-            pairs, shown = list(enumerate(messages)), [tool.to_json() for tool in tools]
-        dicts = self._template.dicts([message for _, message in pairs])
-        guard = Guard(self._tokens, dicts, shown)
-        return Chat(guard.apply(dicts), tuple(index for index, _ in pairs), tuple(guard.apply(shown)), guard)
+            return Chat(self._template.dicts(messages), tuple(range(len(messages))), tuple(guard.apply(shown)), guard)
+        style = self._style or codecs.HERMES
+        try:
+            pairs = lower(messages, [guarded_tool(guard, tool) for tool in tools], self._facts.roles, style)
+        except codecs.CannotWrite as error:
+            raise TemplateRefuses(
+                f"a call cannot be written in the {style.name} style: {error}", hint="use tool_protocol: text, or rename it"
+            ) from error
+        return Chat(self._template.dicts([message for _, message in pairs]), tuple(index for index, _ in pairs), (), guard)
 
     def _encode(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, only_last: bool) -> EncodedConversation:
         self.require_end()
@@ -281,7 +296,27 @@ class ChatFormat:
             raise DataError("the chat template prints no `reasoning`, so it would be lost", hint="put the reasoning into the content")
         chat = self._chat(messages, tools)
         turns, text = self._turns.walk(chat, only_last=only_last)
+        for turn in turns:
+            self._check_calls(messages[chat.origin[turn.index]], turn.body, chat.guard)
         return encode_turns(self._tokens, chat, turns, text, header=self._facts.header)
+
+    def _check_calls(self, message: Message, body: str, guard: Guard) -> None:
+        """Raises `TemplateRefuses` when a turn with calls, as it is printed, does not hold its content or reads back as other calls."""
+        if not message.tool_calls:
+            return
+        style = self._style or codecs.HERMES
+        _, text = self._split_reasoning(guard.remove(self._tokens.shown(body, keep=style.markers)))
+        _, calls = style.parse(text)
+        made = [(call.name, call.arguments) if isinstance(call, ToolCall) else call.error for call in calls]
+        meant = [(call.name, dict(call.arguments)) for call in message.tool_calls]
+        if _as_json(made) != _as_json(meant):
+            raise TemplateRefuses(
+                f"the turn's calls read back differently from how they are printed in the {style.name} style: "
+                f"{_short(meant)} became {_short(made)}",
+                hint="use tool_protocol: text",
+            )
+        if "".join(message.content.split()) not in "".join(guard.remove(body).split()):
+            raise TemplateRefuses("the chat template leaves out the text beside a turn's calls", hint="use tool_protocol: text")
 
     def _split_reasoning(self, text: str) -> tuple[str, str]:
         """(reasoning, the rest) for templates that know `<think>`; other text is left whole."""
@@ -290,6 +325,22 @@ class ChatFormat:
             return "", text
         thought, closed, rest = (text.lstrip().removeprefix("<think>") if opened else text).partition("</think>")
         return thought.strip("\n"), rest.lstrip("\n") if closed else ""
+
+    def _followed(
+        self, before: Sequence[Message], turn: Message, results: Sequence[Message], sentinel: str, tools: Sequence[ToolSpec]
+    ) -> tuple[Chat, str]:
+        """The conversation with a stand-in for the turn, and the prompt of the turn after it.
+
+        A template may refuse what a model wrote (more than one call in a turn): then no turn of it has calls. Results stay as they are.
+        """
+        plain = [replace(message, content=message.content or sentinel, tool_calls=()) for message in before]
+        for turns in ([*before, self._stand_in(turn, results, sentinel)], [*plain, Message("assistant", sentinel)]):
+            try:
+                chat = self._chat([*turns, *results], tools)
+                return chat, self._turns.prompt(chat, chat.messages)
+            except TemplateRefuses as error:
+                refused = error
+        raise refused
 
     def _stand_in(self, turn: Message, results: Sequence[Message], sentinel: str) -> Message:
         """A turn to render in the place of `turn`: calls with the same names and ids, the sentinel for all else."""
@@ -313,13 +364,15 @@ class ChatFormat:
         if self._style is None and (tools or any(message.tool_calls for message in messages)):
             raise DataError(
                 "the chat template writes tool calls in a style that postgrad cannot read back",
-                hint='use postgrad\'s own protocol (tool_protocol="text"), or a template in the hermes, llama3 or mistral style',
+                hint=f'use postgrad\'s own protocol (tool_protocol="text"), or a template in one of the styles {", ".join(codecs.STYLES)}',
             )
 
     def _use_template_tools(self, *, required: bool) -> None:
         if not supports_tools(self._template):
             if required:
                 raise DataError("the chat template has no tool support of its own", hint='use tool_protocol="text"')
+            if not prints_tools(self._template):
+                self._style = call_style_without_tools(self._template, self._tokens) or codecs.HERMES
             return
         self.tool_protocol = "template"
         try:
@@ -327,4 +380,13 @@ class ChatFormat:
         except DataError:  # no exact span for a call turn: as good as a style that cannot be read; said when tools are used
             self._style = None
         else:
-            self._style = call_style(turns[0].body)
+            self._style = call_style(turns[0].body, self._tokens)
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 200 else f"{text[:200]}…"

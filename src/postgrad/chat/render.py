@@ -1,13 +1,15 @@
 """Conversations through a chat template: what the template gets, and errors that name the template's problem.
 
-Templates fail on `content: null`, want arguments as objects, sometimes call ids of nine characters, and may lack
+Templates fail on `content: null`, want arguments as objects (some as JSON text), sometimes call ids of nine characters, and may lack
 the system or tool role.
 `Template` knows these facts of one template (it probes them once) and renders text; it never makes token ids.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import jinja2
@@ -47,9 +49,9 @@ class Template:
             self._options["chat_template"] = template
         self.source = str(self._options.get("chat_template") or tokenizer.chat_template or "")
         self.exists = bool(self.source)
-        self._long_call_ids = False
+        self._arguments_as_text = self._long_call_ids = False
         if self.exists:
-            self._long_call_ids = self._probe_long_call_ids()
+            self._probe_calls()
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), *, prompt: bool = False) -> str:
         """The template's text; `prompt` asks for the generation prompt. Raises `DataError` with the template's own words."""
@@ -88,23 +90,26 @@ class Template:
             result["reasoning_content"] = message.reasoning
         if message.tool_calls:
             result["tool_calls"] = [self._call(call, ids) for call in message.tool_calls]
-        if message.tool_call_id:
+        if message.tool_call_id or (self._long_call_ids and message.role == "tool"):
             result["tool_call_id"] = self._call_id(message.tool_call_id, ids)
         if message.name:
             result["name"] = message.name
         return result
 
     def _call(self, call: ToolCall, ids: dict[str, str]) -> dict[str, Any]:
-        function = {"name": call.name, "arguments": dict(call.arguments)}
-        return {"type": "function", "function": function} | ({"id": self._call_id(call.id, ids)} if call.id else {})
+        arguments = json.dumps(dict(call.arguments), ensure_ascii=False) if self._arguments_as_text else dict(call.arguments)
+        function = {"name": call.name, "arguments": arguments}
+        return {"type": "function", "function": function} | ({"id": self._call_id(call.id, ids)} if call.id or self._long_call_ids else {})
 
     def _call_id(self, identifier: str, ids: dict[str, str]) -> str:
         """The id itself, or nine characters numbered by first use for templates that need them."""
         return ids.setdefault(identifier, f"call{len(ids):05d}") if self._long_call_ids else identifier
 
-    def _probe_long_call_ids(self) -> bool:
+    def _probe_calls(self) -> None:
+        """How the template wants calls: the first way in which it prints an argument as JSON, else the first that it does not refuse."""
         turn = Message("assistant", "", tool_calls=(PROBE_CALL,))
-        if self.accepts([PROBE_USER, turn], must_show=PROBE_CALL.name, tools=[PROBE_TOOL]):
-            return False
-        self._long_call_ids = True
-        return self.accepts([PROBE_USER, turn], must_show=PROBE_CALL.name, tools=[PROBE_TOOL])
+        for shown in ('"pgValue"', PROBE_CALL.name):
+            for self._arguments_as_text, self._long_call_ids in product((False, True), repeat=2):
+                if self.accepts([PROBE_USER, turn], must_show=shown, tools=[PROBE_TOOL]):
+                    return
+        self._arguments_as_text = self._long_call_ids = False

@@ -107,6 +107,11 @@ class Tokens:
         """Text of `ids`, special tokens included."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
+    def shown(self, text: str, *, keep: Iterable[str]) -> str:
+        """Rendered text as `decode` gives it back: without the special-token strings that the template wrote, except those in `keep`."""
+        kept = frozenset(keep)
+        return self.special_pattern.sub(lambda match: match.group() if match.group() in kept else "", text)
+
     # ---- inside
 
     def _ids(self, text: str, *, split_special_tokens: bool = False) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +13,7 @@ from postgrad.cli.data_view import Opened, item_json, item_parts, item_text, rep
 from postgrad.errors import CheckFailed, RecipeError
 
 if TYPE_CHECKING:
-    from postgrad.chat import ChatFormat
+    from postgrad.chat import ChatFormat, ToolProtocol
     from postgrad.data import DataReport, Reading, RowSource
 
 app = typer.Typer(help="Check a data file and see what is trained, token by token.", no_args_is_help=True)
@@ -163,19 +163,22 @@ def _open_recipe(path: Path) -> Opened:
     if isinstance(recipe, Pipeline) or recipe.model.startswith("stage:"):
         raise RecipeError("the recipe has stages", where=str(path), hint="name a stage's data file, with --model, --method and --columns")
     rows, heldout = open_rows(recipe, loaded.base)
+    tools = recipe.tools if isinstance(recipe, SFTRecipe | SampledRecipe) else []
+    with load_tools(tools, loaded.base, to_run=False) as toolbox:
+        specs = toolbox.specs
     reading = Reading(
         method="grpo" if isinstance(recipe, PairsRecipe) else recipe.method,  # both read prompts
         max_length=recipe.data.max_length,
         overlong=recipe.data.overlong,
         train_on=recipe.data.train_on if isinstance(recipe, SFTRecipe) else "assistant",
         text_prompts=recipe.data.text_prompts,
-        tools=tuple(load_tools(recipe.tools, loaded.base).specs) if isinstance(recipe, SFTRecipe | SampledRecipe) else (),
+        tools=specs,
         system=recipe.system if isinstance(recipe, SampledRecipe) else None,
     )
     return Opened(rows, heldout, _chat(recipe.model, recipe.chat_template, recipe.tool_protocol), reading, recipe.model)
 
 
-def _chat(model: str, template: str | None, tool_protocol: Literal["auto", "template", "text"] = "auto") -> ChatFormat:
+def _chat(model: str, template: str | None, tool_protocol: ToolProtocol = "auto") -> ChatFormat:
     from postgrad.chat import ChatFormat
     from postgrad.models.loading import load_tokenizer
 

@@ -92,7 +92,7 @@ def _code() -> str:
 
 
 def _sources(folders: Iterable[str]) -> list[Path]:
-    return sorted(path for folder in folders for path in Path(folder).glob("*.py"))
+    return sorted(path for folder in folders for path in Path(folder).rglob("*.py"))
 
 
 def _forget_old(root: Path, *, keep: Path) -> None:
