@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,6 +126,24 @@ def test_an_interrupted_ablation_goes_on_where_it_stopped(carried_out, monkeypat
     assert stopped.value.exit_code == 143
     assert stopped.value.hint == "the same command goes on from here: 6 of 8 runs are finished"
     assert begun[-1] == ("all", "seed-3")
+
+
+def test_a_signal_while_a_run_is_measured_ends_after_it(carried_out, monkeypatch):
+    """Nothing that was trained is lost: the numbers are written first."""
+    planned, _ = carried_out
+    one = replace(planned, seeds=(7,), dropped=())
+
+    def signalled(recipe, base, *, model, reporter):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return Evaluation((Group(Prompt("r:1", ()), (rollout(),)),), Scores(("r",), (1.0,), ("outcome",), np.ones((1, 1)), 1), {}, {})
+
+    monkeypatch.setattr(runs, "evaluate", signalled)
+    monkeypatch.setattr(runs, "run", lambda loaded, reporter: Path(loaded.recipe.run_dir).mkdir(parents=True, exist_ok=True))
+    with pytest.raises(Interrupted) as stopped:
+        carry_out(one, Notes())
+    assert stopped.value.exit_code == 143
+    monkeypatch.setattr(runs, "evaluate", None)
+    assert carry_out(one, Notes())[ALL, 7]["tokens"] == [4.0]
 
 
 def test_held_out_data_that_has_changed_since_is_not_mixed(carried_out, make_run, tmp_path):

@@ -18,7 +18,7 @@ from postgrad.train import setup
 from postgrad.train.ablation.plan import ALL, Plan
 from postgrad.train.evaluate import Evaluation
 from postgrad.train.files import write_json
-from postgrad.train.loop import Reporter
+from postgrad.train.loop import Reporter, graceful_signals
 from postgrad.train.recipe import RLRecipe
 from postgrad.train.recipe_file import LoadedRecipe
 from postgrad.train.run import evaluate, run
@@ -54,10 +54,13 @@ def _measured(plan: Plan, arm: str, seed: int, reporter: Reporter) -> Numbers:
     recipe = plan.trained(arm, seed)
     run(LoadedRecipe(recipe=recipe, base=plan.base, text=_text(plan, recipe)), reporter)
     file = directory.path / MEASURED
-    if not file.exists():
-        result = evaluate(plan.full(seed), plan.base, model=str(directory.model), reporter=reporter)
-        values = {name: [_null(value) for value in column] for name, column in behaviour(result).items()}
-        write_json(file, {"inputs": inputs, "values": values})
+    with graceful_signals() as stop:
+        if not file.exists():
+            result = evaluate(plan.full(seed), plan.base, model=str(directory.model), reporter=reporter)
+            values = {name: [_null(value) for value in column] for name, column in behaviour(result).items()}
+            write_json(file, {"inputs": inputs, "values": values})
+    if stop.signal is not None:
+        raise Interrupted("stopped after a run was measured; everything is saved", signal=stop.signal)
     for weights in (directory.checkpoints, directory.model):
         shutil.rmtree(weights, ignore_errors=True)
     record = json.loads(file.read_text(encoding="utf-8"))
