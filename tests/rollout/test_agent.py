@@ -16,7 +16,7 @@ from postgrad.errors import DataError, RunError
 from postgrad.protocols import Completion, Finish, SampleKey, SamplingParams, TurnRequest
 from postgrad.rollout import ErrorKind, InfrastructureError, Progress, RolloutConfig, collect, make_toolbox, rollout_metrics, tool
 from postgrad.testing import ScriptedPolicy, tiny_tokenizer
-from postgrad.types import Group, Message, Prompt, Rollout, Source, StopReason
+from postgrad.types import Group, Message, Prompt, Rollout, Source, StopReason, ToolCall, ToolSpec
 
 TOKENIZER = tiny_tokenizer()
 CHAT = ChatFormat(TOKENIZER)
@@ -746,14 +746,54 @@ def test_the_reasoning_of_a_turn_is_parsed_once_and_kept_beside_the_answer(think
     assert rollout.raw_text == "<think>easy</think>3<|im_end|>"
 
 
-def test_tools_that_only_a_row_brings_are_shown_to_the_model_and_calling_one_is_an_unknown_tool():
-    from postgrad.types import ToolSpec
+class TestToolsOfARow:
+    """Tools that only the row declares (BFCL): shown to the model, run by nobody."""
 
-    look = ToolSpec("look", "Looks.", {"type": "object", "properties": {}})
-    row = replace(prompt(), tools=(look,))
-    call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
-    [group], _ = groups_of([call, "done"], tools=(), prompts=[(0, row)])
-    rollout = group.rollouts[0]
-    assert "Looks." in TOKENIZER.decode(rollout.segments[0].token_ids)
-    assert rollout.tool_results[0].error == ErrorKind.UNKNOWN_TOOL
-    assert rollout.final_answer == "done"
+    LOOK = ToolSpec("look", "Looks.", {"type": "object", "properties": {"where": {"type": "string"}}, "required": ["where"]})
+
+    def rolled(self, *turns: str, tools: tuple[Any, ...] = (), **options: Any) -> Rollout:
+        row = replace(prompt(), tools=(self.LOOK,))
+        [group], _ = groups_of(list(turns), tools=tools, prompts=[(0, row)], **options)
+        return group.rollouts[0]
+
+    def look(self, arguments: str) -> str:
+        return f'<tool_call>{{"name": "look", "arguments": {arguments}}}</tool_call>'
+
+    @pytest.mark.parametrize("max_turns", [1, 3])
+    def test_a_call_that_fits_the_schema_ends_the_rollout(self, max_turns: int) -> None:
+        rollout = self.rolled(self.look('{"where": "here"}'), max_turns=max_turns)
+        assert "Looks." in TOKENIZER.decode(rollout.segments[0].token_ids)
+        assert rollout.stop is StopReason.TERMINAL_TOOL
+        assert not rollout.stop.truncated
+        assert [(result.call, result.error) for result in rollout.tool_results] == [(ToolCall("look", {"where": "here"}, id="call_0"), "")]
+        assert sources(rollout) == [Source.PROMPT, Source.MODEL]
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            ("{}", "missing required argument 'where'"),
+            ('{"where": 3}', "argument 'where' is 3: should be string"),
+            ('{"where": "here", "how": 1}', "unexpected argument 'how' (it takes: where)"),
+        ],
+    )
+    def test_one_that_does_not_is_an_error_that_the_model_reads(self, arguments: str, said: str) -> None:
+        rollout = self.rolled(self.look(arguments), "I cannot.")
+        assert rollout.tool_results[0].error == ErrorKind.ARGUMENTS
+        assert rollout.tool_results[0].content == f"error: look: {said}"
+        assert (rollout.stop, rollout.final_answer) == (StopReason.END, "I cannot.")
+        assert self.rolled(self.look(arguments), max_turns=1).stop is StopReason.TURNS
+
+    def test_beside_them_the_tools_of_the_run_work_as_ever(self) -> None:
+        rollout = self.rolled(ADD, ADD + self.look('{"where": "here"}'), tools=(add,))
+        assert [result.content for result in rollout.tool_results] == ["3", "3", ""]
+        assert rollout.stop is StopReason.TERMINAL_TOOL
+
+    def test_an_unknown_tool_is_told_their_names_too(self) -> None:
+        rollout = self.rolled(self.look("{}").replace("look", "lok"), "no", tools=(add,))
+        assert rollout.tool_results[0].content == "error: no tool is called 'lok'; the tools are: add, look"
+
+    def test_a_schema_that_points_elsewhere_is_refused_before_anything_is_sampled(self) -> None:
+        far = ToolSpec("far", "", {"type": "object", "properties": {"a": {"$ref": "https://example.com/a.json"}}})
+        with pytest.raises(DataError, match="refers to") as error:
+            groups_of(["x"], tools=(), prompts=[(0, replace(prompt(), tools=(far,)))])
+        assert error.value.where == prompt().row

@@ -86,7 +86,7 @@ MARKS: dict[str, _Rule] = {
         "use another chat template",
     ),
     "tool_as_user": _Rule("info", "{n} rows have tool results, which the template does not print; they are user messages"),
-    "row_tools": _Rule("info", "{n} prompts bring tools of their own, which the model is shown beside the recipe's"),
+    "row_tools": _Rule("info", "{n} prompts bring tools that nothing runs: the model is shown them too, and calling one ends the rollout"),
 }
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,10 +27,13 @@ from typing import TYPE_CHECKING, Any
 
 from postgrad.errors import DataError, RunError
 from postgrad.protocols import Completion, Finish, InfrastructureError, SampleKey, Sampler, SamplingParams, Stream, TurnRequest
+from postgrad.rollout.declared import declared_tools
+from postgrad.rollout.environments import Ending, ToolSession, end_session
+from postgrad.rollout.episode import start_seed
 from postgrad.rollout.execute import Calls, ToolLimits, refuse
 from postgrad.rollout.journal import CallPlace, Journal, NoJournal
 from postgrad.rollout.pool import Expired, Job, Pool
-from postgrad.rollout.results import ErrorKind, exception_text
+from postgrad.rollout.results import ErrorKind, exception_text, shorten_tokens
 from postgrad.rollout.state import (
     CallTools,
     RolloutConfig,
@@ -43,7 +47,7 @@ from postgrad.rollout.state import (
     room,
     write_turn,
 )
-from postgrad.rollout.tools import Toolbox, ToolSession
+from postgrad.rollout.tools import Toolbox
 from postgrad.types import Group, Message, Prompt, Segment, Source, StopReason, ToolResult, ToolSpec
 
 if TYPE_CHECKING:
@@ -131,16 +135,31 @@ class _Loop:
             raise ValueError("two prompts have the same index: their samples would be the same")
         self.chat, self.toolbox, self.config, self.journal = chat, toolbox, config, journal
         self.seed, self.step = seed, step
-        self.rules = Rules(config, frozenset(toolbox.by_name), toolbox.terminal)
-        self.limits = ToolLimits(deadline_s=config.tool_deadline_s, max_output_chars=config.max_output_chars, workers=config.tool_workers)
-        self.resets = {index: [item.reset_arguments(prompt) for item in toolbox.environments] for index, prompt in prompts}
+        self.declared = {index: declared_tools(prompt.tools, known=toolbox.by_name, where=prompt.row) for index, prompt in prompts}
+        self.rules = {
+            index: Rules(config, frozenset(toolbox.by_name) | frozenset(declared), toolbox.terminal | frozenset(declared))
+            for index, declared in self.declared.items()
+        }
+        self.limits = ToolLimits(
+            deadline_s=config.tool_deadline_s,
+            max_output_tokens=config.max_output_tokens,
+            max_output_chars=config.max_output_chars,
+            max_calls_per_turn=config.max_calls_per_turn,
+            workers=config.tool_workers,
+            cut=partial(shorten_tokens, encode=chat.encode, decode=chat.decode_raw),
+        )
+        self.resets = {
+            index: [item.reset_arguments(prompt, seed=start_seed(seed, index)) for item in toolbox.environments]
+            for index, prompt in prompts
+        }
+        self.open_s = max((item.open_s or config.tool_deadline_s for item in toolbox.environments), default=config.tool_deadline_s)
         self.prompt_ids = {index: self._prompt_ids(prompt) for index, prompt in prompts}
         self.states = [self._fresh(index, sample) for index, _ in prompts for sample in range(config.group_size)]
         self.slots = {self._key(state): slot for slot, state in enumerate(self.states)}
         self.sessions: dict[int, ToolSession] = {}
         self.shared = ToolSession(toolbox.bind(()) if not toolbox.environments else {})
         self.pool: Pool[_Opening | _Calling, Any] = Pool(config.tool_workers)
-        self.closing: Pool[int, str] = Pool(config.tool_workers)
+        self.closing: Pool[tuple[int, int], Ending] = Pool(config.tool_workers)
         self.ready: set[int] = set()
         """Slots whose next turn can be sampled."""
         self.numbers = count()
@@ -169,7 +188,7 @@ class _Loop:
         if state.ready:
             self.ready.add(slot)
             return
-        job = Job(partial(_try_open, self.toolbox, self.resets[state.index]), self.config.tool_deadline_s, _close_late)
+        job = Job(partial(_try_open, self.toolbox, self.resets[state.index]), self.open_s, _close_late)
         self.pool.start(_Opening(slot), [[job]])
 
     def _answered(self, work: _Opening | _Calling, outcomes: Sequence[Sequence[Any]]) -> None:
@@ -205,7 +224,10 @@ class _Loop:
             return
         self.states[slot] = state
         place = CallPlace(self.step, before.index, before.sample, before.restarts, before.turns, 0)
-        calls = Calls(self.sessions.get(slot, self.shared), turn.calls, self.limits, place, self.journal)
+        session = self.sessions.get(slot, self.shared)
+        session = replace(session, tools={**session.tools, **self.declared[before.index]})
+        made = Counter(result.call.name for result in before.tool_results if result.call is not None and result.error != ErrorKind.LIMIT)
+        calls = Calls(session, turn.calls, self.limits, place, self.journal, made)
         self.pool.start(_Calling(slot, before, turn, calls), calls.lanes)
 
     def _read(self, work: _Calling, results: tuple[ToolResult, ...]) -> None:
@@ -216,7 +238,7 @@ class _Loop:
             self._spoil(slot, work.before, failed[0].removeprefix("error: "))
             return
         state = replace(state, tool_results=state.tool_results + results)
-        stop = after_results(state, results, self.rules)
+        stop = after_results(state, results, self.rules[state.index])
         state = self._append(work.before, state, work.turn, results) if stop is None else replace(state, stop=stop)
         self._go_on(slot, state)
 
@@ -270,15 +292,17 @@ class _Loop:
 
     def _write(self, state: State, turn: Turn) -> State:
         """Append the turn. When it is the last one, calls that could never run are still counted."""
-        decision = after_turn(state, turn, self.rules)
-        written = write_turn(state, turn, self.rules)
+        rules = self.rules[state.index]
+        decision = after_turn(state, turn, rules)
+        written = write_turn(state, turn, rules)
         if isinstance(decision, CallTools):
             return written
-        refusals = () if turn.completion.finish is Finish.LENGTH else self._refusals(turn)
+        refusals = () if turn.completion.finish is Finish.LENGTH else self._refusals(state, turn)
         return replace(written, stop=decision.stop, tool_results=written.tool_results + refusals)
 
-    def _refusals(self, turn: Turn) -> tuple[ToolResult, ...]:
-        refused = (refuse(item, self.toolbox.by_name, self.limits) for item in turn.calls)
+    def _refusals(self, state: State, turn: Turn) -> tuple[ToolResult, ...]:
+        tools = {**self.toolbox.by_name, **self.declared[state.index]}
+        refused = (refuse(item, tools, self.limits) for item in turn.calls)
         return tuple(result for result in refused if result is not None)
 
     def _append(self, before: State, state: State, turn: Turn, results: tuple[ToolResult, ...]) -> State:
@@ -287,12 +311,19 @@ class _Loop:
         tools = self._shown(state.prompt)
         glue = tuple(self.chat.glue(before.history, turn.message, answers, turn.completion.token_ids, tools))
         state = replace(state, history=state.history + answers, messages=state.messages + answers)
-        rendered = tuple(self.chat.prompt_ids(state.history, tools))
-        rewritten = self._rewritten((*before.history, turn.message), rendered, tools)
+        rendered = self._rendered(state, tools)
+        rewritten = self._rewritten((*before.history, turn.message), (*state.context, *glue), rendered, tools)
         state = replace(state, rewrites=state.rewrites + rewritten)
-        if rewritten and self.config.history == "fork":
+        if rewritten and rendered is not None and self.config.history == "fork":
             return self._fork(state, glue, rendered)
         return self._extend(state, glue)
+
+    def _rendered(self, state: State, tools: Sequence[ToolSpec]) -> tuple[int, ...] | None:
+        """The next prompt as the template renders it; None when it refuses what the model wrote, such as two calls in one turn."""
+        try:
+            return tuple(self.chat.prompt_ids(state.history, tools))
+        except DataError:
+            return None
 
     def _extend(self, state: State, glue: tuple[int, ...]) -> State:
         left = room(state, self.config)
@@ -311,22 +342,30 @@ class _Loop:
         )
         return forked if room(forked, self.config) > 0 else replace(self._extend(state, glue), stop=StopReason.TOTAL_TOKENS)
 
-    def _rewritten(self, history: Sequence[Message], rendered: Sequence[int], tools: Sequence[ToolSpec]) -> bool:
-        """True when the template, rendering the next prompt, no longer starts with what it printed while the last turn was the last.
+    def _rewritten(
+        self, history: Sequence[Message], read: Sequence[int], rendered: Sequence[int] | None, tools: Sequence[ToolSpec]
+    ) -> bool:
+        """True when the template, rendering the next prompt, no longer starts with what it printed while the last turn was the last, and
+        what it renders is not what the model will have `read` either.
 
         Texts are compared, not ids: the same text may be split into other tokens where two pieces meet.
         """
+        if rendered is None:
+            return True
+        text = self.chat.decode_raw(rendered)
+        if text == self.chat.decode_raw(read):
+            return False
         try:
             printed = self.chat.last_turn(history, tools)
         except DataError:  # the template has no way to print this turn as the model saw it, such as its reasoning
             return True
         end = max(place for place, source in enumerate(printed.source) if source == "assistant") + 1
-        return not self.chat.decode_raw(rendered).startswith(self.chat.decode_raw(printed.token_ids[:end]))
+        return not text.startswith(self.chat.decode_raw(printed.token_ids[:end]))
 
     # ---- before and after
 
     def _shown(self, prompt: Prompt) -> tuple[ToolSpec, ...]:
-        """The tools a prompt describes: the run's, and those that only this row brings (calling one of these is an unknown tool)."""
+        """The tools a prompt describes: the run's, and those that only this row brings."""
         return (*self.toolbox.specs, *prompt.tools)
 
     def _prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
@@ -346,11 +385,11 @@ class _Loop:
         return tuple(self.chat.raw_prompt_ids(prompt.raw_text))
 
     def _close(self, slot: int) -> None:
-        """Close the environments of a rollout that has ended, however it ended, beside what goes on."""
+        """Ask the environments of a rollout that has ended for its reward, and close them, beside what goes on."""
         session = self.sessions.pop(slot, None)
         if session is not None and session.instances:
             self._note_closed()
-            self.closing.start(next(self.numbers), [[Job(partial(_try_close, session), self.config.tool_deadline_s)]])
+            self.closing.start((slot, next(self.numbers)), [[Job(partial(end_session, session), self.config.tool_deadline_s)]])
 
     def close(self) -> None:
         """Close what is open still, and wait for it."""
@@ -361,11 +400,18 @@ class _Loop:
             self._note_closed(wait=True)
 
     def _note_closed(self, *, wait: bool = False) -> None:
-        """A failing close is logged: the rollout itself is whole."""
-        for _, [[outcome]] in self.closing.finished(wait=wait):
-            problem = f"no result within {outcome.seconds:g} s" if isinstance(outcome, Expired) else outcome.value
-            if problem:
-                log.warning("an environment did not close: %s", problem)
+        """The reward goes to the rollout. One that cannot be had spoils it; a failing close is logged, because the rollout itself is whole."""
+        for (slot, _), [[outcome]] in self.closing.finished(wait=wait):
+            ending = Ending(problem=f"no result within {outcome.seconds:g} s") if isinstance(outcome, Expired) else outcome.value
+            state = self.states[slot]
+            if ending.problem:
+                log.warning("an environment did not close: %s", ending.problem)
+            if state.stop is None or state.stop is StopReason.INFRASTRUCTURE:  # the session of a try that was given up
+                continue
+            if ending.failure:
+                errors = (*state.infrastructure_errors, ending.failure)
+                state = replace(state, infrastructure_errors=errors, stop=StopReason.INFRASTRUCTURE)
+            self.states[slot] = replace(state, environment_reward=ending.reward)
 
     def groups(self) -> list[Group]:
         rollouts = [
@@ -396,14 +442,6 @@ def _try_open(toolbox: Toolbox, resets: Sequence[Mapping[str, Any]]) -> ToolSess
         return toolbox.open(resets)
     except BaseException as error:  # the environment's code: whatever it raises, the model has no part in it
         return f"reset: {exception_text(error)}"
-
-
-def _try_close(session: ToolSession) -> str:
-    try:
-        session.close()
-    except BaseException as error:  # the environment's code
-        return exception_text(error)
-    return ""
 
 
 def _close_late(session: ToolSession | str) -> None:
