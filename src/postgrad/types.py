@@ -94,6 +94,8 @@ class StopReason(StrEnum):
     """Too many consecutive turns with only malformed or unknown calls."""
     TERMINAL_TOOL = "terminal_tool"
     """A tool declared terminal, or one that only the row brings, was called successfully."""
+    ENVIRONMENT = "environment"
+    """The environment said that nothing more can be done."""
     INFRASTRUCTURE = "infrastructure"
     """Something outside the model failed; the rollout is masked out and is never given reward 0."""
 

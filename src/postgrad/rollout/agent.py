@@ -148,10 +148,7 @@ class _Loop:
             workers=config.tool_workers,
             cut=partial(shorten_tokens, encode=chat.encode, decode=chat.decode_raw),
         )
-        self.resets = {
-            index: [item.reset_arguments(prompt, seed=start_seed(seed, index)) for item in toolbox.environments]
-            for index, prompt in prompts
-        }
+        self.resets = {index: self._reset_arguments(index, prompt) for index, prompt in prompts}
         self.open_s = max((item.open_s or config.tool_deadline_s for item in toolbox.environments), default=config.tool_deadline_s)
         self.prompt_ids = {index: self._prompt_ids(prompt) for index, prompt in prompts}
         self.states = [self._fresh(index, sample) for index, _ in prompts for sample in range(config.group_size)]
@@ -260,6 +257,9 @@ class _Loop:
         self.states[slot] = spoiled
         if spoiled.stop is None:
             self._begin(slot)
+
+    def _reset_arguments(self, index: int, prompt: Prompt) -> list[dict[str, Any]]:
+        return [item.reset_arguments(prompt, seed=start_seed(self.seed, index)) for item in self.toolbox.environments]
 
     def _fresh(self, index: int, sample: int) -> State:
         prompt = self.prompts[index]
@@ -400,7 +400,7 @@ class _Loop:
             self._note_closed(wait=True)
 
     def _note_closed(self, *, wait: bool = False) -> None:
-        """The reward goes to the rollout. One that cannot be had spoils it; a failing close is logged, because the rollout itself is whole."""
+        """The reward goes to the rollout. One that cannot be had spoils it; a failing close is logged: the rollout itself is whole."""
         for (slot, _), [[outcome]] in self.closing.finished(wait=wait):
             ending = Ending(problem=f"no result within {outcome.seconds:g} s") if isinstance(outcome, Expired) else outcome.value
             state = self.states[slot]

@@ -7,13 +7,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from postgrad.protocols import InfrastructureError
 from postgrad.rollout.attempt import attempt
 from postgrad.rollout.deadline import DeadlineError
-from postgrad.rollout.episode import NOTHING_SAID, Standing, standing
+from postgrad.rollout.episode import NOTHING_SAID, Standing, put_back, standing, take_snapshot
 from postgrad.rollout.failures import ToolError
 from postgrad.rollout.journal import CallPlace, Journal, NoJournal, calling
 from postgrad.rollout.pool import Expired, Job, Outcome, Pool, Returned
@@ -30,12 +32,16 @@ _INTERRUPTED = "the run was interrupted during this call; whether it took effect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolLimits:
-    """deadline_s: seconds one call may take, unless its tool says otherwise. max_output_chars: characters of one result.
-    workers: calls that run at the same time."""
+    """deadline_s: seconds one call may take. max_output_tokens: of one result. For both, what the tool itself says goes before.
+    max_output_chars: characters of one result, whatever its tokens. workers: calls that run at the same time.
+    max_calls_per_turn: the others of a turn are refused. cut: text and a number of tokens → the text, cut and marked where it has more."""
 
     deadline_s: float = 5.0
+    max_output_tokens: int | None = None
     max_output_chars: int = 4000
+    max_calls_per_turn: int | None = None
     workers: int = 64
+    cut: Callable[[str, int], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,7 @@ class _Answer:
     text: str
     error: str = ""
     standing: Standing = NOTHING_SAID
+    snapshot: Any = None
 
 
 def refuse(item: Call, tools: Mapping[str, object], limits: ToolLimits) -> ToolResult | None:
@@ -61,7 +68,7 @@ def refuse(item: Call, tools: Mapping[str, object], limits: ToolLimits) -> ToolR
 class Calls:
     """The calls of one turn of a rollout: `lanes` to run, and their `results` once every lane has its outcomes.
 
-    Calls that are refused, and calls that the journal has an end for, need no running.
+    Calls that are refused, and calls that the journal has an end for, need no running. `made`: calls of each tool in earlier turns.
     """
 
     session: ToolSession
@@ -69,6 +76,7 @@ class Calls:
     limits: ToolLimits
     turn: CallPlace
     journal: Journal
+    made: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def lanes(self) -> list[list[Job[_Answer]]]:
@@ -86,10 +94,26 @@ class Calls:
     def _lanes(self) -> list[list[int]]:
         lanes: dict[int, list[int]] = {}
         for number, item in enumerate(self.calls):
-            if isinstance(item, ToolCall) and refuse(item, self.session.tools, self.limits) is None and not self._settled(number, item):
+            if isinstance(item, ToolCall) and self._refusal(number) is None and not self._settled(number, item):
                 lock = self.session.tools[item.name].lock
                 lanes.setdefault(-1 - number if lock is None else id(lock), []).append(number)
         return list(lanes.values())
+
+    def _refusal(self, number: int) -> ToolResult | None:
+        """The error for a call that is not made: it is none, its tool does not exist, or a limit is reached."""
+        item = self.calls[number]
+        refusal = refuse(item, self.session.tools, self.limits)
+        if refusal is not None or not isinstance(item, ToolCall):
+            return refusal
+        most, of_turn = self.session.tools[item.name].tool.options.max_calls, self.limits.max_calls_per_turn
+        earlier = self.made.get(item.name, 0) + sum(isinstance(call, ToolCall) and call.name == item.name for call in self.calls[:number])
+        if most is not None and earlier >= most:
+            text = f"error: {item.name} can be called {most} times in all, and has been; this call was not made"
+        elif of_turn is not None and number >= of_turn:
+            text = f"error: one turn can make {of_turn} calls; this call was not made"
+        else:
+            return None
+        return _short(ToolResult(item, text, ErrorKind.LIMIT), self.limits)
 
     def _settled(self, number: int, item: ToolCall) -> ToolResult | None:
         """The result that needs no call: the recorded one, or that nobody knows. A new instance has to be brought up to date by calls."""
@@ -110,25 +134,28 @@ class Calls:
 
         def answer() -> _Answer:
             with calling(place):
-                return _answer(bound, item, deadline_s=deadline_s, max_chars=limits.max_output_chars)
+                return _answer(bound, item, deadline_s=deadline_s, max_chars=limits.max_output_chars, snapshot=self.journal.keeps)
 
         def run() -> _Answer:
             self.journal.begun(place, item)
             return answer()
 
         def commit(outcome: Returned[_Answer]) -> None:
-            self.journal.ended(place, _result(item, outcome, limits))
+            self.journal.ended(place, self._shown(item, _result(item, outcome, limits)), outcome.value.snapshot)
 
         found = self.journal.find(place, item)
-        if found is not None and found.result is not None:  # of an environment: its new instance gets where the old one was
-            return Job(answer, patience_s)
-        return Job(run, patience_s, commit=commit)
+        if found is None or found.result is None:
+            return Job(run, patience_s, commit=commit)
+        # An environment's: the new instance gets where the old one was.
+        return Job(answer if found.snapshot is None else partial(_put_back, bound, found.snapshot), patience_s)
 
     def _result(self, number: int, item: Call, outcome: Outcome[_Answer] | None) -> ToolResult:
-        refusal = refuse(item, self.session.tools, self.limits)
+        refusal = self._refusal(number)
         if refusal is not None:
             return refusal
         assert isinstance(item, ToolCall)
+        if isinstance(outcome, Returned) and outcome.value.error == ErrorKind.INFRASTRUCTURE:  # also while a state was put back
+            return _result(item, outcome, self.limits)
         found = self.journal.find(self._place(number), item)
         if found is not None and found.result is not None:
             return found.result
@@ -136,10 +163,15 @@ class Calls:
             settled = self._settled(number, item)
             assert settled is not None
             return settled
-        result = _result(item, outcome, self.limits)
+        result = self._shown(item, _result(item, outcome, self.limits))
         if isinstance(outcome, Expired):
             self.journal.ended(self._place(number), result)
         return result
+
+    def _shown(self, item: ToolCall, result: ToolResult) -> ToolResult:
+        """The result as the model reads it: no longer than it may be, in tokens."""
+        most = self.session.tools[item.name].tool.options.max_output_tokens or self.limits.max_output_tokens
+        return result if most is None or self.limits.cut is None else replace(result, content=self.limits.cut(result.content, most))
 
     def _place(self, number: int) -> CallPlace:
         return replace(self.turn, number=number)
@@ -160,14 +192,25 @@ def execute(turns: Sequence[tuple[ToolSession, Sequence[Call]]], limits: ToolLim
     return [results[row] for row in range(len(turns))]
 
 
-def _answer(bound: BoundTool, item: ToolCall, *, deadline_s: float, max_chars: int) -> _Answer:
+def _put_back(bound: BoundTool, snapshot: Any) -> _Answer:
+    assert bound.lock is not None
+    with bound.lock:
+        try:
+            put_back(bound.instance, snapshot)
+        except InfrastructureError as error:
+            return _Answer(exception_text(error), ErrorKind.INFRASTRUCTURE)
+    return _Answer("")
+
+
+def _answer(bound: BoundTool, item: ToolCall, *, deadline_s: float, max_chars: int, snapshot: bool) -> _Answer:
     """Validate, call and write down; runs in the call's own thread, so that user code can hang or raise at each of the three."""
     if bound.lock is None:
         return _try(bound, item, deadline_s=deadline_s, max_chars=max_chars)
     with bound.lock:  # an earlier call that was abandoned may still be at work on this environment
         answer = _try(bound, item, deadline_s=deadline_s, max_chars=max_chars)
         try:
-            return replace(answer, standing=standing(bound.instance))
+            kept = take_snapshot(bound.instance) if snapshot else None
+            return replace(answer, standing=standing(bound.instance), snapshot=kept)
         except InfrastructureError as error:
             return _Answer(f"{item.name}: {exception_text(error)}", ErrorKind.INFRASTRUCTURE)
 

@@ -74,6 +74,9 @@ def calling(place: CallPlace) -> Iterator[None]:
 class Journal(Protocol):
     """Of one step. Calls begin and end in threads."""
 
+    keeps: bool
+    """Whether anything is written down at all."""
+
     def find(self, place: CallPlace, call: ToolCall) -> Recorded | None: ...
     def begun(self, place: CallPlace, call: ToolCall) -> None: ...
     def ended(self, place: CallPlace, result: ToolResult, snapshot: Any = None) -> None: ...
@@ -81,6 +84,8 @@ class Journal(Protocol):
 
 class NoJournal:
     """Remembers nothing."""
+
+    keeps = False
 
     def find(self, place: CallPlace, call: ToolCall) -> Recorded | None:
         return None
@@ -99,6 +104,8 @@ def no_journals(step: int) -> AbstractContextManager[Journal]:
 
 class FileJournal:
     """A file of JSON lines, one write each. A line that was cut off while it was written is dropped. Made by the first line."""
+
+    keeps = True
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -76,6 +77,12 @@ def shorten(text: str, *, max_chars: int) -> str:
         mark = f"… [cut: {len(text)} characters]"
         text = (text[: max(max_chars - len(mark), 0)] + mark)[:max_chars]
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def shorten_tokens(text: str, max_tokens: int, *, encode: Callable[[str], Sequence[int]], decode: Callable[[Sequence[int]], str]) -> str:
+    """At most `max_tokens` tokens of the text, and a mark behind them where it was cut."""
+    ids = encode(text)
+    return text if len(ids) <= max_tokens else f"{decode(ids[:max_tokens])}… [cut: {len(ids)} tokens]"
 
 
 def exception_text(error: BaseException) -> str:

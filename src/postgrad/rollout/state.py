@@ -32,7 +32,9 @@ class RolloutConfig:
     max_turns:          turns the model may write. The calls of the last one are not executed, unless it calls a terminal tool.
     max_invalid_turns:  consecutive turns with only malformed or unknown calls that end the rollout.
     tool_deadline_s:    seconds one call may take (`@tool(deadline_s=...)` overrides it); also for the reset and close of environments.
-    max_output_chars:   characters (not tokens) of one tool result.
+    max_output_tokens:  tokens of one tool result (`@tool(max_output_tokens=...)` overrides it); None = only the characters' limit.
+    max_output_chars:   characters of one tool result, whatever its tokens.
+    max_calls_per_turn: tool calls of one turn that are made; the others are refused. None = all.
     history:            when the chat template would now render earlier turns otherwise: `append` keeps the tokens as they are,
                         `fork` starts a second training row from what the template renders.
     tool_workers:       calls that run at the same time.
@@ -45,7 +47,9 @@ class RolloutConfig:
     max_turns: int = 8
     max_invalid_turns: int = 3
     tool_deadline_s: float = 5.0
+    max_output_tokens: int | None = None
     max_output_chars: int = 4000
+    max_calls_per_turn: int | None = None
     history: Literal["append", "fork"] = "append"
     tool_workers: int = 64
 
@@ -53,7 +57,7 @@ class RolloutConfig:
         for name in ("group_size", "max_tokens", "max_turns", "max_invalid_turns", "tool_deadline_s", "max_output_chars", "tool_workers"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("max_total_tokens", "max_context_tokens"):
+        for name in ("max_total_tokens", "max_context_tokens", "max_output_tokens", "max_calls_per_turn"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
@@ -80,6 +84,7 @@ class State:
     invalid_turns: int = 0
     rewrites: int = 0
     restarts: int = 0
+    environment_reward: float | None = None
     infrastructure_errors: tuple[str, ...] = ()
     stop: StopReason | None = None
 
@@ -150,6 +155,8 @@ def after_results(state: State, results: Sequence[ToolResult], rules: Rules) -> 
     """Decide from the results of the turn's calls. `state` is the rollout with the turn; None means that the model reads them."""
     if any(result.call is not None and result.call.name in rules.terminal and not result.error for result in results):
         return StopReason.TERMINAL_TOOL
+    if any(result.done for result in results):
+        return StopReason.ENVIRONMENT
     if state.turns >= rules.config.max_turns:
         return StopReason.TURNS
     return None
@@ -189,6 +196,7 @@ def finished(state: State, *, text: str, raw_text: str) -> Rollout:
         text=text,
         raw_text=raw_text,
         rewrites=state.rewrites,
+        environment_reward=state.environment_reward,
         infrastructure_errors=state.infrastructure_errors,
     )
 

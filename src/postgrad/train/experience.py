@@ -161,7 +161,7 @@ class Experience:
         kl = torch.where(self.steps, self.kl, 0.0).sum(1).mean().item()
         returns = self.returns[self.steps]
         scores = self.scores.mean().item()
-        ended = sum(rollout.stop in (StopReason.END, StopReason.TERMINAL_TOOL) for rollout in self.raw.rollouts)
+        ended = sum(rollout.stop in (StopReason.END, StopReason.TERMINAL_TOOL, StopReason.ENVIRONMENT) for rollout in self.raw.rollouts)
         return reward_metrics(self.raw.scores) | {
             "objective/kl": kl,
             "objective/entropy": -torch.where(self.steps, self.logprobs, 0.0).sum(1).mean().item(),

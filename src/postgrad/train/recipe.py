@@ -171,6 +171,10 @@ class Rollout(Section):
     max_invalid_turns: PositiveInt = 3
     """Consecutive turns with only malformed or unknown calls after which the rollout ends."""
     tool_deadline_s: Positive = 5.0
+    max_output_tokens: PositiveInt | None = None
+    """Tokens of one tool result; left out = only max_output_chars limits it."""
+    max_calls_per_turn: PositiveInt | None = None
+    """Tool calls of one turn that are made; the others are refused. Left out = all."""
     max_output_chars: PositiveInt = 4000
     history: Literal["append", "fork"] = "append"
     """What happens when the chat template rewrites earlier turns: keep appending, or fork into a second training row."""

@@ -279,7 +279,9 @@ def rollout_config(rollout: Rollout, sampler: LocalSampler, *, samples: int | No
         max_turns=rollout.max_turns,
         max_invalid_turns=rollout.max_invalid_turns,
         tool_deadline_s=rollout.tool_deadline_s,
+        max_output_tokens=rollout.max_output_tokens,
         max_output_chars=rollout.max_output_chars,
+        max_calls_per_turn=rollout.max_calls_per_turn,
         history=rollout.history,
     )
 
