@@ -70,7 +70,8 @@ class MCPServer(_Source):
     url: str | None = None
     """Where the server listens, such as http://127.0.0.1:8000/mcp."""
     session: Literal["run", "rollout"] = "run"
-    """One session for all rollouts, or one for each: then what a call changes on the server is seen by its own rollout only."""
+    """One session for all rollouts, or one for each. With a command that is a process for each rollout; a server behind a url must keep
+    the sessions of its clients apart (protocol versions before 2026)."""
     env: list[Name] = []
     """Names of environment variables that the program may read. It gets PATH, HOME, LANG and the like, and nothing else."""
     headers_from_env: dict[Name, Name] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping
@@ -30,8 +31,15 @@ from postgrad.rollout.results import ErrorKind, exception_text
 from postgrad.rollout.secrets import Secrets
 from postgrad.rollout.signature import ArgumentError
 
+if logging.getLogger("mcp").level == logging.NOTSET:
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it prints a traceback for every line that is no message; we say what went wrong
+
 _T = TypeVar("_T")
 _GRACE_S = 1.0
+_END_S = 10.0
+"""Seconds in which a program that does not answer is certainly ended: it is asked first, then told, then killed."""
+_PROBES = 3
+"""A server that is silent when asked for the newest protocol is asked for an older one, all within its time to start."""
 _SAID_CHARS = 500
 _PAGES = 100
 _OF_THE_PROTOCOL = frozenset(
@@ -41,7 +49,10 @@ _OF_THE_PROTOCOL = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """How to reach a server: a program (`command`, in `folder`, with `variables`), or a `url` (with `headers`)."""
+    """How to reach a server: a program (`command`, in `folder`, with `variables`), or a `url` (with `headers`).
+
+    keeps_sessions: a server behind a URL is asked for a session of its own. Only versions of the protocol before 2026 have them there.
+    """
 
     command: tuple[str, ...]
     folder: Path
@@ -49,6 +60,7 @@ class Server:
     url: str
     headers: Mapping[str, str]
     start_s: float
+    keeps_sessions: bool = False
 
     @property
     def name(self) -> str:
@@ -66,12 +78,12 @@ class Connection:
     def another(self) -> Connection:
         """A new session with the same server, open. Raises `InfrastructureError`."""
         connection = Connection(self._server, self.secrets)
-        connection._session(self._server.start_s + _GRACE_S)
+        connection._session(self._server.start_s + _END_S)
         return connection
 
     def tools(self) -> list[types.Tool]:
         """What the server lists. Raises `InfrastructureError`."""
-        session = self._session(self._server.start_s + _GRACE_S)
+        session = self._session(self._server.start_s + _END_S)
         return self._ask(session, session.tools(), self._server.start_s)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> types.CallToolResult:
@@ -92,8 +104,8 @@ class Connection:
         if opening is None:
             return
         with contextlib.suppress(Exception):
-            session = opening.result(self._server.start_s + _GRACE_S)
-            _loop().run(session.end()).result(10.0)
+            session = opening.result(self._server.start_s + _END_S)
+            _loop().run(session.end()).result(_END_S)
 
     def _session(self, seconds: float) -> _Session:
         opening = self._begun()
@@ -168,6 +180,7 @@ class _Session:
             async with asyncio.timeout(server.start_s):
                 await asyncio.shield(opened)
         except BaseException as error:
+            opened.cancel()
             session._task.cancel()
             with contextlib.suppress(BaseException):
                 await session._task
@@ -199,13 +212,13 @@ class _Session:
 
     def said(self) -> str:
         """The end of what the program wrote to stderr, for an error message."""
-        text = self._said.decode("utf-8", "replace").strip()
+        text = " ".join(self._said.decode("utf-8", "replace").split())
         return f" (it said: {text[-_SAID_CHARS:]})" if text else ""
 
     async def _hold(self, server: Server, opened: asyncio.Future[None]) -> None:
         """Open, stay until told to leave, close."""
         try:
-            async with self._transport(server) as transport, Client(transport, read_timeout_seconds=server.start_s) as self._client:
+            async with self._transport(server) as transport, self._opened(server, transport) as self._client:
                 opened.set_result(None)
                 await self._leave.wait()
         except BaseException as error:
@@ -214,6 +227,11 @@ class _Session:
             elif isinstance(error, asyncio.CancelledError):
                 raise
             # After that it is the transport that broke: the call that is being made, or the next one, hears of it.
+
+    @staticmethod
+    def _opened(server: Server, transport: Any) -> Client:
+        mode = "legacy" if server.url and server.keeps_sessions else "auto"
+        return Client(transport, mode=mode, read_timeout_seconds=server.start_s / _PROBES)
 
     @contextlib.asynccontextmanager
     async def _transport(self, server: Server) -> AsyncIterator[Any]:

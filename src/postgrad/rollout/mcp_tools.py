@@ -27,6 +27,7 @@ from postgrad.rollout.items import MCPServer
 from postgrad.rollout.mcp_session import Connection, Server
 from postgrad.rollout.schema import SchemaArguments
 from postgrad.rollout.secrets import Secrets, read_secrets, read_variables
+from postgrad.rollout.signature import compact_schema
 from postgrad.rollout.sources import chosen
 from postgrad.types import ToolSpec
 
@@ -37,7 +38,7 @@ def from_server(item: MCPServer, base: Path, *, where: str) -> Made:
     headers = read_secrets(item.headers_from_env, where=where, key="mcp.headers_from_env")
     server = Server(
         command=tuple(item.command or ()), folder=base.resolve(), variables=variables, url=item.url or "", headers=headers,
-        start_s=item.start_s,
+        start_s=item.start_s, keeps_sessions=item.session == "rollout",
     )  # fmt: skip
     connection = Connection(server, Secrets([*variables.values(), *headers.values()]))
     with ExitStack() as stack:
@@ -67,7 +68,7 @@ def _tool(listed: types.Tool, function: Callable[..., Any], item: MCPServer, whe
     description = listed.description or listed.title or listed.name
     hints = listed.annotations
     idempotent = hints is not None and bool(hints.idempotent_hint or hints.read_only_hint)
-    spec = ToolSpec(name, description, listed.input_schema)
+    spec = ToolSpec(name, description, compact_schema(listed.input_schema))
     arguments = SchemaArguments(listed.input_schema, tool=name, where=where)
     return Tool(spec, arguments, function, ToolOptions(idempotent=idempotent), environment)
 

@@ -92,7 +92,7 @@ def read_signature(function: Callable[..., Any], *, name: str, where: str, bound
     parameters = list(inspect.signature(function).parameters.values())[1 if bound else 0 :]
     fields = {item.name: _field(item, hints, docstring.parameters, name=name, where=where) for item in parameters}
     adapter = _adapter(name, fields, where=where)
-    return ToolSpec(name, docstring.summary, _schema(adapter)), Signature(tuple(fields), adapter)
+    return ToolSpec(name, docstring.summary, compact_schema(adapter.json_schema())), Signature(tuple(fields), adapter)
 
 
 def _type_hints(function: Callable[..., Any], *, name: str, where: str) -> dict[str, Any]:
@@ -153,11 +153,10 @@ def _adapter(name: str, fields: dict[str, Any], *, where: str) -> TypeAdapter[di
     return adapter
 
 
-def _schema(adapter: TypeAdapter[dict[str, Any]]) -> dict[str, Any]:
-    """pydantic's JSON Schema without its titles, which repeat the names and cost prompt tokens, and with references written out."""
-    schema = adapter.json_schema()
-    definitions = schema.pop("$defs", {})
-    compact = _compact(schema, definitions, ())
+def compact_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON Schema of type object without titles, which repeat the names and cost prompt tokens, and with references written out."""
+    definitions = schema.get("$defs", {})
+    compact = _compact({key: value for key, value in schema.items() if key != "$defs"}, definitions, ())
     compact.setdefault("properties", {})
     if _refers(compact):  # a type that contains itself
         compact["$defs"] = {key: _compact(value, {}, ()) for key, value in definitions.items()}
