@@ -68,7 +68,7 @@ def read_operations(document: Mapping[str, Any], *, where: str, given: Given) ->
         for method in METHODS:
             if method not in item:
                 continue
-            name = _name(item[method].get("operationId") or f"{method}_{path}")
+            name = _name(item[method].get("operationId") or f"{method}{path}")
             if name in found:
                 raise RecipeError(f"two operations are called `{name}`", where=where, hint="give each an operationId of its own")
             found[name] = partial(_operation, document, name, method, path, item, where=where, given=given)
