@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from postgrad.train.metrics import find
 from postgrad.train.recipe_file import load_recipe
+from postgrad.train.replay import replay
 from postgrad.train.run import resume, run
 from postgrad.train.run_directory import read_jsonl
 from postgrad.train.setup import input_hashes
@@ -59,6 +61,31 @@ def test_every_logged_number_is_defined(finished):
             assert undefined == []
 
 
+def test_replay_scores_the_rollouts_as_the_run_did_and_as_changed_rewards_do(finished, tmp_path):
+    """Unchanged rewards change nothing; a changed file and a changed weight show, and the doctor reads what is written."""
+    folder = tmp_path / "copy"
+    shutil.copytree(finished.parent, folder)
+    run_dir = folder / "run" / "grpo"
+    resolved = json.loads((run_dir / "resolved.json").read_text())
+    (run_dir / "resolved.json").write_text(json.dumps({**resolved, "base": str(folder / "task")}))
+    same = replay(run_dir)
+    assert (same.flips, same.tau, same.other_best, same.failures) == (0.0, pytest.approx(1.0), 0.0, ())
+    assert [(values.name, values.changed) for values in (*same.rewards, same.total)] == [
+        ("right", 0.0), ("short", 0.0), ("called", 0.0), ("total", 0.0),
+    ]  # fmt: skip
+    rewards = folder / "task" / "rewards.py"
+    rewards.write_text(rewards.read_text().replace("return -rollout.sampled_tokens / 100", "return -1.0"))
+    done = command("replay", str(run_dir), "rewards.0.weight=-2", "--out", str(tmp_path / "new.jsonl"), "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {values["name"]: values["after"] for values in found["rewards"]}["short"] == -1.0
+    assert found["flips"] > 0.2
+    assert len((tmp_path / "new.jsonl").read_text().splitlines()) == found["rollouts"] == same.rollouts
+    assert command("doctor", str(tmp_path / "new.jsonl"), "--outcome", "right").returncode in (0, 4)
+    refused = command("replay", str(folder / "run"))
+    assert (refused.returncode, "name a stage" in refused.stderr) == (2, True)
+
+
 def test_rollout_file_tells_the_whole_story(finished):
     file = sorted((finished / "grpo" / "rollouts").iterdir())[0]
     record = json.loads(gzip.decompress(file.read_bytes()).splitlines()[0])
@@ -81,6 +108,69 @@ def test_grpo_killed_after_any_step_resumes_bit_for_bit(finished, make_task, tmp
     assert done.returncode == 0, done.stderr
     assert metrics(tmp_path / "run" / "grpo") == metrics(finished / "grpo")
     assert weights(tmp_path / "run" / "grpo") == weights(finished / "grpo")
+
+
+EFFECTS = """
+import json, os
+from pathlib import Path
+from postgrad.rollout import call_key, tool
+
+HERE = Path(__file__).parent / "effects"
+
+@tool(idempotent=True)
+def add(a: int, b: int) -> int:
+    "Add two numbers."
+    HERE.mkdir(exist_ok=True)
+    with open(HERE / "log", "a") as log:
+        log.write(call_key() + chr(10))
+    done = HERE / call_key()
+    if not done.exists():
+        done.with_suffix(".new").write_text(json.dumps(a + b))
+        os.replace(done.with_suffix(".new"), done)
+    return json.loads(done.read_text())
+"""
+
+
+def with_effects(make_task, folder: Path) -> Path:
+    """The task with a tool that leaves a file per call, and checkpoints so rare that steps are done again."""
+    task = make_task(folder)
+    (task / "tools.py").write_text(EFFECTS)
+    recipe = (task / "recipe.yaml").read_text()
+    (task / "recipe.yaml").write_text(recipe.replace("every: 1, keep: 9", "every: 3, keep: 9"))
+    return task
+
+
+def effects(task: Path) -> set[str]:
+    return {path.name for path in (task / "effects").iterdir()} - {"log"}
+
+
+@pytest.fixture(scope="module")
+def whole_with_effects(tmp_path_factory: pytest.TempPathFactory, make_task, finished) -> Path:
+    folder = tmp_path_factory.mktemp("effects")
+    task = with_effects(make_task, folder)
+    run(load_recipe(task / "recipe.yaml"))
+    return folder
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.6, 0.9])
+def test_killed_between_tool_calls_a_run_resumes_bit_for_bit_and_repeats_no_effect(whole_with_effects, make_task, tmp_path, share):
+    task = with_effects(make_task, tmp_path)
+    shutil.copytree(whole_with_effects / "run" / "sft", tmp_path / "run" / "sft")
+    expected = effects(whole_with_effects / "task")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-m", "postgrad", "train", str(task / "recipe.yaml")], env=environment)
+    while process.poll() is None and (not (task / "effects").exists() or len(effects(task)) < share * len(expected)):
+        time.sleep(0.001)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    done = command("resume", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert effects(task) == expected
+    made = (task / "effects" / "log").read_text().split()
+    assert len(made) - len(set(made)) <= 8  # only calls that were under way when the process died are made once more
+    assert metrics(tmp_path / "run" / "grpo") == metrics(whole_with_effects / "run" / "grpo")
+    assert weights(tmp_path / "run" / "grpo") == weights(whole_with_effects / "run" / "grpo")
+    assert not (tmp_path / "run" / "grpo" / "journal").exists()
 
 
 @pytest.mark.parametrize("step", [7, 15, 40])

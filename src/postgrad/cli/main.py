@@ -101,6 +101,21 @@ def score(
 
 
 @app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(help="The run directory of GRPO, PPO or pairs.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="changes to the recipe, e.g. rewards.0.weight=0.5")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the new values here, one line per rollout, for postgrad doctor.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+) -> None:
+    """Score a run's stored rollouts again, with rewards that were changed since. Samples and trains nothing."""
+    from postgrad.cli.replay import run_replay
+
+    run_replay(run, overrides or [], out=out, json_output=json_output)
+
+
+@app.command()
 def resume(run: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
     """Continue a run that was stopped, bit for bit."""
     from postgrad.cli.train import run_resume

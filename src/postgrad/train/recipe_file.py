@@ -157,10 +157,10 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
     return LoadedRecipe(recipe=recipe, base=path.parent, text=source.text)
 
 
-def parse_recipe(values: dict[str, Any]) -> Recipe | Pipeline:
-    """Validate a recipe that was already resolved (a run directory's resolved.json)."""
-    source = Source(path=Path("resolved.json"), values=values, lines={}, text="")
-    return _pipeline(source) if "stages" in values else _validate(source, values, ())
+def parse_recipe(values: dict[str, Any], overrides: Sequence[str] = ()) -> Recipe | Pipeline:
+    """Validate a recipe that was already resolved (a run directory's resolved.json), with overrides."""
+    source = apply_overrides(Source(path=Path("resolved.json"), values=values, lines={}, text=""), overrides)
+    return _pipeline(source) if "stages" in values else _validate(source, source.values, ())
 
 
 def _pipeline(source: Source) -> Pipeline:

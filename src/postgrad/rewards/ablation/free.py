@@ -135,7 +135,7 @@ class _Run:
         info, old, new = where.rewards[reward], before.advantages, after.advantages
         flips, tau = sign_flips(old, new), pooled_kendall(old, new, size)
         return Dropped(
-            info.name, info.role, info.weight, flips, tau, _cosine(old, new), _other_best(old, new, size),
+            info.name, info.role, info.weight, flips, tau, _cosine(old, new), other_best(old, new, size),
             (self._equal(before), self._equal(after)), (self._inverted(before), self._inverted(after)),
             self._because(reward) if flips < FLIPS and not tau <= TAU else "",
         )  # fmt: skip
@@ -169,7 +169,8 @@ class _Run:
         return "not independent (what it adds to the others changes no order; its weight may be too small)"
 
 
-def _other_best(before: Floats, after: Floats, group_size: int) -> float:
+def other_best(before: Floats, after: Floats, group_size: int) -> float:
+    """Share of the groups with a signal in which none of the best rollouts stays the best; NaN = no group has one."""
     old, new = (_best(advantages.reshape(-1, group_size)) for advantages in (before, after))
     active = np.nan_to_num(np.abs(before)).reshape(-1, group_size).max(axis=1) > _ZERO
     kept = np.asarray((old & new).any(axis=1))

@@ -1,0 +1,60 @@
+"""`postgrad replay`: the rollouts of a run, scored again by rewards that were changed since."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from postgrad.cli.console import stderr, stdout, table
+
+if TYPE_CHECKING:
+    from postgrad.train.replay import Replay, Values
+
+
+def run_replay(path: Path, overrides: Sequence[str], *, out: Path | None, json_output: bool) -> None:
+    from postgrad.train.replay import replay
+
+    with nullcontext() if out is None else out.open("w", encoding="utf-8") as file:
+        found = replay(path, overrides=overrides, out=file)
+    if json_output:
+        print(json.dumps(_plain(asdict(found)), ensure_ascii=False, indent=1))
+        return
+    _print(found)
+    if out is not None:
+        stderr.print(f"written to {out}; try: postgrad doctor {out}", markup=False)
+
+
+def _print(found: Replay) -> None:
+    stdout.print(f"{found.rollouts} rollouts of steps {found.steps[0]}–{found.steps[-1]}, scored again", markup=False)
+    rows = [_line(values) for values in (*found.rewards, found.total)]
+    stdout.print(table("", ["reward", "mean then", "mean now", "other value %"], rows))
+    if not math.isnan(found.flips):
+        best = "–" if math.isnan(found.other_best) else f"{100 * found.other_best:.1f} %"
+        stdout.print(
+            f"advantages: {100 * found.flips:.1f} % change their sign, Kendall's τ within groups {found.tau:.2f}, "
+            f"another best rollout in {best} of the groups with a signal",
+            markup=False,
+        )
+    for failure in found.failures[:5]:
+        stderr.print(f"reward {failure.reward} failed at {failure.row}: {failure.message}", markup=False)
+    if len(found.failures) > 5:
+        stderr.print(f"… and {len(found.failures) - 5} more failures", markup=False)
+
+
+def _line(values: Values) -> list[str]:
+    shown = ["–" if math.isnan(value) else f"{value:.4g}" for value in (values.before, values.after)]
+    return [values.name, *shown, f"{100 * values.changed:.1f}"]
+
+
+def _plain(value: Any) -> Any:
+    """NaN is null in JSON."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
