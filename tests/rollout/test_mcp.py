@@ -184,7 +184,7 @@ def test_one_session_of_a_run_is_shared_by_its_rollouts(toolbox: Toolbox) -> Non
 def test_a_session_of_a_rollout_is_its_own(http: HTTPServer, how: str) -> None:
     server = {"command": PROGRAM} if how == "stdio" else {"url": http.url}
     with load({**server, "session": "rollout", "include": ["mine", "pid"]}) as toolbox:
-        assert toolbox.open_s == START_S
+        assert toolbox.environments[0].open_s == START_S
         first, second = session(toolbox), session(toolbox)
         assert [run(one, ToolCall("mine", {"by": 1}))[0].content for one in (first, second, first)] == ["1", "1", "2"]
         in_order = run(second, *[ToolCall("mine", {"by": 1})] * 4)

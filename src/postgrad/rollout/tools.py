@@ -12,6 +12,8 @@ lock (a catastrophic regular expression) stops everything, unless it is declared
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -64,10 +66,11 @@ class Toolbox:
         """Names of the tools whose success ends a rollout."""
         return frozenset(item.name for item in self.tools if item.options.terminal)
 
-    @property
-    def open_s(self) -> float | None:
-        """Seconds that `open` may take where its environments need more than a call may (they start a server); None when none does."""
-        return max((item.open_s for item in self.environments if item.open_s is not None), default=None)
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over what the model is told of the tools."""
+        told = [[item.name, item.description, item.parameters] for item in self.specs]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
     def open(self, reset_arguments: Sequence[Mapping[str, Any]]) -> ToolSession:
         """Make and reset one rollout's environments. Runs user code: call it where it can be abandoned."""

@@ -43,11 +43,12 @@ class Built:
     method: Method
     notes: Sequence[str]
     policy: setup.Policy
+    toolbox: Toolbox | None = None
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """What was loaded: a resumed run must find the same weights and the same chat format."""
-        return self.policy.fingerprints
+        """What was loaded: a resumed run must find the same weights, the same chat format, and tools that say the same of themselves."""
+        return self.policy.fingerprints | ({"the tools": self.toolbox.fingerprint} if self.toolbox else {})
 
 
 @contextmanager
@@ -186,7 +187,7 @@ def _loaded(recipe: SampledRecipe) -> tuple[setup.Policy, LanguageModel | None]:
 def build_pairs(recipe: PairsRecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
     sampling, notes = make_sampling(recipe, base, reporter, stack, directory.journal)
     check_columns(sampling.prompts)
-    return Built(Pairing(recipe, PairingParts(sampling, directory, reporter)), notes, sampling.policy)
+    return Built(Pairing(recipe, PairingParts(sampling, directory, reporter)), notes, sampling.policy, sampling.toolbox)
 
 
 def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
@@ -199,7 +200,7 @@ def build_grpo(recipe: GRPORecipe, base: Path, directory: RunDirectory, reporter
         hook=None if recipe.loss.advantages is None else load_attribute(recipe.loss.advantages, base),
         record=Recorder(directory, reporter, rewards, loss_settings(recipe.loss, recipe.rollout).scheme, watch),
     )
-    return Built(GRPO(recipe, parts), [*notes, *grpo_notes(recipe, rewards, sampling.policy)], sampling.policy)
+    return Built(GRPO(recipe, parts), [*notes, *grpo_notes(recipe, rewards, sampling.policy)], sampling.policy, sampling.toolbox)
 
 
 def build_ppo(recipe: PPORecipe, base: Path, directory: RunDirectory, reporter: Reporter, stack: ExitStack) -> Built:
@@ -211,4 +212,6 @@ def build_ppo(recipe: PPORecipe, base: Path, directory: RunDirectory, reporter: 
         record=IterationRecorder(directory, reporter, RewardWatch.of(recipe, sampling.judges.rewards, directory, reporter)),
         note=reporter.note,
     )
-    return Built(PPO(recipe, parts), [*notes, *role_notes(recipe, sampling.judges.models, sampling.policy)], sampling.policy)
+    return Built(
+        PPO(recipe, parts), [*notes, *role_notes(recipe, sampling.judges.models, sampling.policy)], sampling.policy, sampling.toolbox
+    )
