@@ -9,12 +9,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from postgrad.chat import ChatFormat
+from postgrad.protocols import SamplingParams
+from postgrad.rewards.score import Scores
+from postgrad.testing import ScriptedPolicy, tiny_tokenizer
 from postgrad.train.metrics import docs_page
 from postgrad.train.recipe import PAIR_LOSSES, REFERENCE_FREE_LOSSES, DPORecipe, GRPORecipe, PPORecipe, RewardRecipe, SFTRecipe
 from postgrad.train.recipe_file import load_recipe
 from postgrad.train.recipe_page import page as recipe_page
+from postgrad.types import Message, Prompt
 
 ROOT = Path(__file__).parent.parent
 READMES = ["README.md", "README.zh-CN.md"]
@@ -284,3 +290,30 @@ def test_gsm8k_rows_fit_the_recipe_of_the_readme(shared_data, tmp_path):
     raw = [json.loads(line) for line in (shared_data / "gsm8k_test_first660.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(rows.read()) == len(raw)
     assert all(gold_number(row["answer"]) is not None for row in raw)
+
+
+def test_the_tool_the_advantages_and_the_recipe_of_the_page_on_rollouts_work(tmp_path, monkeypatch):
+    from postgrad.rollout import RolloutConfig, collect, load_tools
+    from postgrad.rollout.load import load_attribute
+    from postgrad.train.credit import by_hook
+
+    monkeypatch.chdir(tmp_path)
+    for text in blocks("docs/rollouts.md", "python"):
+        file = re.match(r"# (\w+\.py)\n", text)
+        assert file is not None
+        (tmp_path / file[1]).write_text(text, encoding="utf-8")
+    (text,) = blocks("docs/rollouts.md", "yaml")
+    (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
+    recipe = load_recipe(tmp_path / "recipe.yaml").recipe
+    call = '<tool_call>{"name": "order", "arguments": {"item": "tea"}}</tool_call>'
+    groups = collect(
+        [(0, Prompt("d:1", (Message("user", "Tea, please."),)))],
+        sampler=ScriptedPolicy([call, "done"]), chat=ChatFormat(tiny_tokenizer()), toolbox=load_tools(recipe.tools, tmp_path),
+        config=RolloutConfig(group_size=2, max_tokens=200), params=SamplingParams(), seed=0, step=1,
+    )  # fmt: skip
+    assert [path.read_text() for path in (tmp_path / "orders").iterdir()] == ["tea", "tea"]
+    values = np.array([[1.0], [0.0]])
+    scores = Scores(("correct",), (1.0,), ("outcome",), values, 2)
+    credit = by_hook(groups, scores, values, load_attribute("credit.py:only_last_turn", tmp_path))
+    first, last = groups[0].rollouts[0].turn_lengths
+    assert credit.tokens == [[0.0] * first + [0.5] * last, [0.0] * first + [-0.5] * last]
