@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -14,12 +15,14 @@ from typing import Any
 
 import pytest
 
+from postgrad.chat import ChatFormat
 from postgrad.errors import RecipeError
-from postgrad.protocols import InfrastructureError
-from postgrad.rollout import ErrorKind, load_tools
+from postgrad.protocols import InfrastructureError, SamplingParams, TurnRequest
+from postgrad.rollout import ErrorKind, RolloutConfig, collect, load_tools
 from postgrad.rollout.execute import ToolLimits, execute
 from postgrad.rollout.tools import Toolbox, ToolSession
-from postgrad.types import ToolCall, ToolResult
+from postgrad.testing import ScriptedPolicy, tiny_tokenizer
+from postgrad.types import Message, Prompt, StopReason, ToolCall, ToolResult
 
 pytest.importorskip("mcp")
 
@@ -225,15 +228,6 @@ def test_a_server_behind_a_url_may_go_away_and_come_back() -> None:
         server.kill()
 
 
-def test_the_server_of_a_rollout_that_dies_takes_only_that_rollout_with_it() -> None:
-    with load({"command": PROGRAM, "session": "rollout", "include": ["die", "mine"]}) as toolbox:
-        first, second = session(toolbox), session(toolbox)
-        assert run(first, ToolCall("die", {}))[0].error == ErrorKind.INFRASTRUCTURE
-        assert run(second, ToolCall("mine", {"by": 1}))[0].content == "1"
-        first.close()
-        second.close()
-
-
 def test_a_server_that_cannot_be_started_again_is_an_infrastructure_error(tmp_path: Path) -> None:
     once = tmp_path / "once.py"
     once.write_text(
@@ -242,6 +236,33 @@ def test_a_server_that_cannot_be_started_again_is_an_infrastructure_error(tmp_pa
     toolbox = load({"command": [sys.executable, "once.py"], "session": "rollout"}, tmp_path)
     with toolbox, pytest.raises(InfrastructureError, match=r"cannot be reached: .*\(it said: gone\)"):
         session(toolbox)
+
+
+@pytest.mark.slow
+def test_in_the_agent_loop_a_lost_server_spoils_its_rollout_alone() -> None:
+    """Sample 0 calls what ends its server, twice; sample 1 goes on with its own."""
+    tokenizer = tiny_tokenizer()
+
+    def write(request: TurnRequest) -> str:
+        name = "die" if request.key.sample == 0 else "mine"
+        arguments = {} if name == "die" else {"by": request.turn + 1}
+        return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>" if request.turn < 2 else "done"
+
+    with load({"command": PROGRAM, "session": "rollout", "include": ["die", "mine"]}) as toolbox:
+        [group] = collect(
+            [(0, Prompt("data.jsonl:1", (Message("user", "Count."),)))],
+            sampler=ScriptedPolicy(write, tokenizer=tokenizer),
+            chat=ChatFormat(tokenizer),
+            toolbox=toolbox,
+            config=RolloutConfig(group_size=2, max_tokens=300, tool_deadline_s=100.0),
+            params=SamplingParams(),
+            seed=0,
+            step=0,
+        )
+    lost, counted = group.rollouts
+    assert (lost.stop, len(lost.infrastructure_errors)) == (StopReason.INFRASTRUCTURE, 2)
+    assert [result.content for result in counted.tool_results] == ["1", "3"]
+    assert counted.final_answer == "done"
 
 
 # ---- faults before the run
