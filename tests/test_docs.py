@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from postgrad.chat import ChatFormat
 from postgrad.protocols import SamplingParams
 from postgrad.rewards.score import Scores
+from postgrad.rollout.items import ToolItem
 from postgrad.testing import ScriptedPolicy, tiny_tokenizer
 from postgrad.train.metrics import docs_page
 from postgrad.train.recipe import PAIR_LOSSES, REFERENCE_FREE_LOSSES, DPORecipe, GRPORecipe, PPORecipe, RewardRecipe, SFTRecipe
@@ -317,3 +319,71 @@ def test_the_tool_the_advantages_and_the_recipe_of_the_page_on_rollouts_work(tmp
     credit = by_hook(groups, scores, values, load_attribute("credit.py:only_last_turn", tmp_path))
     first, last = groups[0].rollouts[0].turn_lengths
     assert credit.tokens == [[0.0] * first + [0.5] * last, [0.0] * first + [-0.5] * last]
+
+
+@pytest.fixture
+def agent_files(tmp_path, monkeypatch):
+    """The files that docs/agents.md shows, in a folder."""
+    for language in ("python", "yaml"):
+        for text in blocks("docs/agents.md", language):
+            if file := re.match(r"# (\w+\.\w+)\n", text):
+                (tmp_path / file[1]).write_text(text, encoding="utf-8")
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")  # `python` of the page is the one that runs the tests
+    monkeypatch.setenv("SHOP_TOKEN", "Bearer of-the-tests")
+    monkeypatch.setenv("NOTES_TOKEN", "Bearer of-the-tests")
+    return tmp_path
+
+
+def entries_of_the_agents_page() -> list[str]:
+    return [text for text in blocks("docs/agents.md", "yaml") if text.startswith("tools:")]
+
+
+def test_tools_in_the_agents_page_do_what_it_says(agent_files):
+    from postgrad.rollout import load_tools
+    from postgrad.rollout.execute import ToolLimits, execute
+    from postgrad.types import ToolCall
+
+    (agent_files / "recipe.yaml").write_text(next(text for text in blocks("docs/agents.md", "yaml") if text.startswith("method:")))
+    recipe = load_recipe(agent_files / "recipe.yaml").recipe
+    assert isinstance(recipe, GRPORecipe)
+    catastrophe = {"pattern": "(a+)+$", "text": "a" * 40 + "b"}
+    calls = [
+        ToolCall("population", {"city": "Lyon", "unit": "thousands"}),
+        ToolCall("population", {"city": "Atlantis"}),
+        ToolCall("search", {"query": "TUR"}),
+        ToolCall("match", catastrophe),
+        ToolCall("match", {"pattern": "^a", "text": "ab"}),
+    ]
+    with load_tools(recipe.tools, agent_files) as toolbox:
+        assert toolbox.terminal == {"answer"}
+        [results] = execute([(toolbox.open([]), calls)], ToolLimits(deadline_s=60))
+    assert [result.content for result in results] == [
+        "522.25", "error: population: no city is called Atlantis; there are: Lyon, Turin", '{"found": ["Turin"]}',
+        "error: match: no result within 1 s", "true",
+    ]  # fmt: skip
+
+
+def test_servers_in_the_agents_page_are_tools(agent_files):
+    pytest.importorskip("mcp")
+    from postgrad.rollout import load_tools
+
+    found = []
+    for text in entries_of_the_agents_page():
+        (item,) = yaml.safe_load(text)["tools"]
+        if "url" in item.get("mcp", {}):
+            ToolItem.model_validate(item)  # nobody listens there
+            continue
+        if "mcp" in item:
+            item["mcp"]["start_s"] = 120.0
+        with load_tools([item], agent_files) as toolbox:
+            found.append([spec.name for spec in toolbox.specs])
+    assert found == [["add_note"], ["getItem"]]
+
+
+def test_agents_page_names_every_option_and_every_kind_of_failure():
+    from postgrad.rollout import ErrorKind
+    from postgrad.rollout.items import Isolation, MCPServer, OpenAPI
+
+    page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+    keys = {*ToolItem.model_fields, *MCPServer.model_fields, *OpenAPI.model_fields, *Isolation.model_fields}
+    assert [name for name in (*keys, *ErrorKind) if not re.search(rf"\b{name}\b", page)] == []
