@@ -36,7 +36,7 @@ def test_every_shipped_reward_declares_itself():
         assert declared is not None, name
         assert declared.scope, name
         assert declared.claim, name
-        assert declared.range, name
+        assert declared.range or name.startswith("environment"), name  # an environment gives what it likes
         assert function.__doc__, name
         assert call_form(function).style == ("rollouts" if declared.group else "rollout"), name
 

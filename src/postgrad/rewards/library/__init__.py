@@ -5,6 +5,7 @@ structure  think_format · json_schema                             code   code_e
 length     soft_overlong · cosine_length · repetition · length_in_group
 tools      tool_use · tool_match · tool_efficiency · tool_error · answer_uses_tool
 text       language · refusal · keyword                           judging  judge
+worlds     environment · environment_turns
 """
 
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 
 from postgrad.rewards.library.answer import answer_part
 from postgrad.rewards.library.code import code_exec
+from postgrad.rewards.library.environment import environment, environment_turns
 from postgrad.rewards.library.judging import judge
 from postgrad.rewards.library.length import cosine_length, length_in_group, repetition, soft_overlong
 from postgrad.rewards.library.matching import choice_match, exact_match, numeric_match
@@ -26,11 +28,13 @@ LIBRARY: Mapping[str, Callable[..., Any]] = {
     for function in (
         exact_match, numeric_match, choice_match, math_accuracy, think_format, json_schema, soft_overlong, cosine_length, repetition,
         length_in_group, tool_use, tool_match, tool_efficiency, tool_error, answer_uses_tool, language, refusal, keyword, code_exec, judge,
+        environment, environment_turns,
     )
 }  # fmt: skip
 
 __all__ = [
-    "LIBRARY", "answer_part", "answer_uses_tool", "answered_number", "choice_match", "code_exec", "cosine_length", "exact_match",
-    "gold_number", "json_schema", "judge", "keyword", "language", "length_in_group", "math_accuracy", "numbers_in", "numeric_match",
-    "refusal", "repetition", "soft_overlong", "think_format", "tool_efficiency", "tool_error", "tool_match", "tool_use",
+    "LIBRARY", "answer_part", "answer_uses_tool", "answered_number", "choice_match", "code_exec", "cosine_length", "environment",
+    "environment_turns", "exact_match", "gold_number", "json_schema", "judge", "keyword", "language", "length_in_group",
+    "math_accuracy", "numbers_in", "numeric_match", "refusal", "repetition", "soft_overlong", "think_format", "tool_efficiency",
+    "tool_error", "tool_match", "tool_use",
 ]  # fmt: skip

@@ -20,9 +20,7 @@ def table() -> str:
 def _line(name: str, function: Callable[..., Any]) -> str:
     declared = declaration_of(function)
     assert declared is not None
-    assert declared.range is not None
-    low, high = declared.range
-    ends = f"{low:g} … {high:g}"
+    ends = "any" if declared.range is None else f"{declared.range[0]:g} … {declared.range[1]:g}"
     group = " (all rollouts of a prompt)" if declared.group else ""
     cells = [f"`{name}`", declared.role, f"{declared.scope}{group}", ends, declared.claim or "", _takes(function)]
     return f"| {' | '.join(cells)} |"
