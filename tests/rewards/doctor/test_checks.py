@@ -423,9 +423,9 @@ def test_a_critic_is_not_blamed_for_returns_that_hardly_vary_any_more():
     assert "nothing is left to explain" in skips("P1", logged("ppo", val__explained_variance=values, val__returns_std=spread)).reason
 
 
-def evaluated(proxy: Sequence[float], truth: Sequence[float]) -> Observed:
+def evaluated(proxy: Sequence[float], truth: Sequence[float], every: int = 5) -> Observed:
     lines = [
-        (step, {"reward": p, **({"eval/rewards/right/mean": truth[step // 5 - 1]} if step % 5 == 0 else {})})
+        (step, {"reward": p, **({"eval/rewards/right/mean": truth[step // every - 1]} if step % every == 0 else {})})
         for step, p in enumerate(proxy, start=1)
     ]
     return assemble([], About("by hand", "grpo", (RIGHT,), metrics=tuple(lines)))
@@ -468,6 +468,13 @@ def test_an_outcome_that_only_watches_is_the_second_judge():
     assert found.severity == "critical"
     assert "strict, which is not trained on," in found.message
     assert passes("R18", parting(strict=[0.0, 0.25, 0.5, 0.5, 0.75, 1.0]))
+
+
+def test_a_measure_that_rises_less_but_rises_has_not_parted():
+    """As measured: sampled answers went from .47 to 1, the greedy held-out ones from .63 to .97. One that rises a third as much has."""
+    sampled = [0.47, 0.66, 0.8, 0.91, 0.97, 0.95, 0.91, 0.97, 1.0, 1.0]
+    assert passes("R18", evaluated(sampled, [0.63, 0.87, 0.8, 0.97, 0.95], every=2)).evidence["truth_p"] > 0.05
+    assert finding("R18", evaluated(sampled, [0.63, 0.7, 0.66, 0.65, 0.72], every=2))
 
 
 def test_held_out_prompts_are_judged_by_what_is_not_trained_on():

@@ -22,6 +22,9 @@ from postgrad.rewards.ledger import Floats
 FEWEST = 4
 """Points below which no trend is called one; it must also be there without the last."""
 
+TOGETHER = 0.5
+"""A measure that makes more than this part of the trained reward's rise has not parted: greedy held-out answers start higher."""
+
 
 @dataclass(frozen=True)
 class Series:
@@ -33,6 +36,12 @@ class Series:
     truth: Floats
     proxy_scale: float
     truth_scale: float
+
+    @property
+    def share(self) -> float:
+        """How much of the proxy's rise the truth makes, each on its own scale."""
+        proxy = rise(self.proxy) / self.proxy_scale
+        return rise(self.truth) / self.truth_scale / proxy if proxy > 0 else 0.0
 
     def gap(self, drop: int = 0) -> float:
         """Rise of the proxy less rise of the truth, as shares of their scales, without the last `drop` points."""
@@ -63,7 +72,8 @@ def _judge(observed: Observed, series: Series) -> Result:
         "truth_p": mann_kendall(series.truth)[0],
     }  # fmt: skip
     level = min(rule.levels.level(gap), rule.levels.level(series.gap(drop=1)))
-    if evidence["proxy_p"] >= TREND or evidence["truth_p"] < CLEAR or not level:
+    together = evidence["truth_p"] < CLEAR or series.share > TOGETHER
+    if evidence["proxy_p"] >= TREND or together or not level:
         return Passed(rule.id, rule.title, f"the trained reward and {series.name} do not part (gap {gap:.2f})", evidence)
     return found(rule, level, _explain(series, evidence), observed, still=True)
 
