@@ -6,20 +6,20 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from postgrad.cli.console import LiveReporter, PlainReporter, duration, reporter, stderr, stdout, table
+from postgrad.cli.chapter import folder_of, percent, prepared, watching
+from postgrad.cli.console import PlainReporter, duration, stderr, stdout, table
 from postgrad.demo import task
+from postgrad.demo.shop import task as shop
 from postgrad.rollout.record import group_to_json
 from postgrad.train.evaluate import Evaluation
 from postgrad.train.recipe import GRPORecipe, Pipeline
-from postgrad.train.recipe_file import LoadedRecipe, load_recipe
+from postgrad.train.recipe_file import LoadedRecipe
 from postgrad.train.run import evaluate, run
 from postgrad.train.statistics import Interval, wilson
 from postgrad.types import Rollout
@@ -27,21 +27,31 @@ from postgrad.types import Rollout
 
 @dataclass(frozen=True)
 class Chapter:
-    """One story: the pipeline beside this package, and what a model is called after each of its stages. The last one is shown."""
+    """One story.
 
+    about:  the task in a few words.       write: puts its files into a folder.
+    recipe: the pipeline, a file of postgrad.demo.
+    after:  what a model is called after each of its stages; the last one is shown, on problems that differ in the column `kind`.
+    """
+
+    about: str
+    write: Callable[..., object]
+    kind: str
     recipe: str
     folder: str
     after: Mapping[str, str]
     quick: tuple[str, ...]
 
 
+_SFT_GRPO = {"sft": "after SFT", "grpo": "after GRPO"}
+_WORD_PROBLEMS = ("word problems, a calculator", task.write, "operator")
 CHAPTERS = {
-    "tools": Chapter("recipe.yaml", "demo", {"sft": "after SFT", "grpo": "after GRPO"}, ("stages.grpo.max_steps=3",)),
+    "tools": Chapter(*_WORD_PROBLEMS, "recipe.yaml", "demo", _SFT_GRPO, ("stages.grpo.max_steps=3",)),
     "ppo": Chapter(
-        "ppo.yaml",
-        "demo-ppo",
-        {"sft": "after SFT", "grpo": "after GRPO", "ppo": "after PPO"},
-        ("stages.grpo.max_steps=2", "stages.ppo.max_steps=2"),
+        *_WORD_PROBLEMS, "ppo.yaml", "demo-ppo", {**_SFT_GRPO, "ppo": "after PPO"}, ("stages.grpo.max_steps=2", "stages.ppo.max_steps=2")
+    ),
+    "shop": Chapter(
+        "what things cost, two tools", shop.write, "item", "shop/recipe.yaml", "demo-shop", _SFT_GRPO, ("stages.grpo.max_steps=2",)
     ),
 }
 SETS = {"heldout.jsonl": "held out", "unseen.jsonl": "unseen templates"}
@@ -61,24 +71,18 @@ class Row:
 def run_demo(name: str, *, quick: bool, seed: int, run_dir: Path | None, overwrite: bool, json_output: bool) -> None:
     started = time.monotonic()
     chapter = CHAPTERS[name]
-    folder = run_dir or Path("runs") / (chapter.folder + ("-quick" if quick else ""))
-    if overwrite and folder.exists():
-        shutil.rmtree(folder)
+    folder = folder_of(chapter.folder, run_dir, quick=quick, overwrite=overwrite)
     loaded = _prepare(chapter, folder, seed=seed, quick=quick)
     assert isinstance(loaded.recipe, Pipeline)
     recipe = loaded.recipe.stages["grpo"]
     assert isinstance(recipe, GRPORecipe)
-    stderr.print(f"SmolLM2-135M, word problems, a calculator. Everything is written to {folder}", markup=False)
-    watcher = reporter()
-    try:
-        judge = _Judge(recipe, loaded, folder, watcher, last=list(chapter.after.values())[-1])
+    stderr.print(f"SmolLM2-135M, {chapter.about}. Everything is written to {folder}", markup=False)
+    with watching() as watcher:
+        judge = _Judge(recipe, loaded, folder, watcher, last=list(chapter.after.values())[-1], kind=chapter.kind)
         rows = judge.rows("base", _base_model(loaded.recipe))
         run(loaded, watcher)
         for stage, label in chapter.after.items():
             rows += judge.rows(label, str(Path(loaded.recipe.stages[stage].run_dir) / "model"))
-    finally:
-        if isinstance(watcher, LiveReporter):
-            watcher.close()
     _print(rows, judge, folder, json_output=json_output, seconds=time.monotonic() - started)
 
 
@@ -88,14 +92,9 @@ def _base_model(pipeline: Pipeline) -> str:
 
 
 def _prepare(chapter: Chapter, folder: Path, *, seed: int, quick: bool) -> LoadedRecipe:
-    """Write data, tools, rewards and recipe into FOLDER/task, once."""
-    base = folder / "task"
-    if not (base / "recipe.yaml").exists():
-        sizes = {"heldout": 48, "unseen": 24} if quick else {}
-        task.write(base, seed, **sizes)
-        shutil.copyfile(str(resources.files("postgrad.demo") / chapter.recipe), base / "recipe.yaml")
-    overrides = [f"run_dir={json.dumps(str(folder / 'run'))}", f"seed={seed}", *(chapter.quick if quick else ())]
-    return load_recipe(base / "recipe.yaml", overrides)
+    sizes = {"heldout": 48, "unseen": 24} if quick else {}
+    overrides = chapter.quick if quick else ()
+    return prepared(folder, chapter.recipe, lambda base: chapter.write(base, seed, **sizes), seed=seed, overrides=overrides)
 
 
 @dataclass
@@ -108,6 +107,7 @@ class _Judge:
     watcher: PlainReporter
     last: str
     """What the finished model is called."""
+    kind: str
 
     def rows(self, name: str, model: str) -> list[Row]:
         return [self._row(name, model, data) for data in SETS]
@@ -148,7 +148,7 @@ def _print(rows: Sequence[Row], judge: _Judge, folder: Path, *, json_output: boo
         print(json.dumps({"rows": [asdict(row) for row in rows], "folder": str(folder), "seconds": round(seconds, 1)}, indent=1))
         return
     for data, title in SETS.items():
-        lines = [[row.model, _percent(row.well_formed), _percent(row.accuracy), f"{row.tokens:.1f}"] for row in rows if row.data == data]
+        lines = [[row.model, percent(row.well_formed), percent(row.accuracy), f"{row.tokens:.1f}"] for row in rows if row.data == data]
         count = next(row.accuracy.count for row in rows if row.data == data)
         stdout.print()
         stdout.print(
@@ -164,15 +164,11 @@ def _print(rows: Sequence[Row], judge: _Judge, folder: Path, *, json_output: boo
     stdout.print(f"took {duration(seconds)}", markup=False)
 
 
-def _percent(interval: Interval) -> str:
-    return f"{100 * interval.mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
-
-
 def _three(judge: _Judge) -> list[int]:
-    """One problem of each operator."""
+    """Problems of three kinds, the first of each."""
     groups = judge.groups(judge.last, "heldout.jsonl")
-    operators = [group["prompt"]["columns"]["operator"] for group in groups]
-    return [operators.index(operator) for operator in task.OPERATORS if operator in operators]
+    kinds = [group["prompt"]["columns"][judge.kind] for group in groups]
+    return [kinds.index(kind) for kind in list(dict.fromkeys(kinds))[:3]]
 
 
 def _side_by_side(judge: _Judge, index: int) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from postgrad.cli.console import LiveReporter, duration, reporter, stderr, stdout, table
+from postgrad.cli.chapter import folder_of, percent, prepared, watching
+from postgrad.cli.console import duration, stderr, stdout, table
 from postgrad.demo import preferences
 from postgrad.train.recipe import Pipeline
-from postgrad.train.recipe_file import LoadedRecipe, load_recipe
 from postgrad.train.run import run
 from postgrad.train.run_directory import read_jsonl
 from postgrad.train.statistics import Interval, wilson
@@ -33,36 +31,22 @@ class Row:
 
 def run_preferences(*, quick: bool, seed: int, run_dir: Path | None, overwrite: bool, json_output: bool) -> None:
     started = time.monotonic()
-    folder = run_dir or Path("runs/demo-preferences-quick" if quick else "runs/demo-preferences")
-    if overwrite and folder.exists():
-        shutil.rmtree(folder)
-    loaded = _prepare(folder, seed=seed, quick=quick)
+    folder = folder_of("demo-preferences", run_dir, quick=quick, overwrite=overwrite)
+    overrides = QUICK if quick else ()
+    loaded = prepared(folder, "preferences.yaml", lambda base: preferences.write(base, seed), seed=seed, overrides=overrides)
     stderr.print(f"SmolLM2-135M, courteous and curt answers. Everything is written to {folder}", markup=False)
-    watcher = reporter()
-    try:
+    with watching() as watcher:
         run(loaded, watcher)
-    finally:
-        if isinstance(watcher, LiveReporter):
-            watcher.close()
     assert isinstance(loaded.recipe, Pipeline)
     rows = _rows({name: Path(stage.run_dir) for name, stage in loaded.recipe.stages.items()})
     if json_output:
         print(json.dumps({"rows": [asdict(row) for row in rows], "seconds": round(time.monotonic() - started, 1)}))
         return
-    lines = [[row.stage, row.measure, _shown(row.before), _shown(row.after)] for row in rows]
+    lines = [[row.stage, row.measure, percent(row.before), percent(row.after)] for row in rows]
     title = f"held-out pairs ranked right, % (n = {rows[0].after.count}, topics and phrases never trained on, 95 % intervals)"
     stdout.print(table(title, ["stage", "measure", "before", "after"], lines))
     stdout.print(f"written to {folder}; try: postgrad score {folder}/run/reward {folder}/task/heldout.jsonl", markup=False)
     stdout.print(f"took {duration(time.monotonic() - started)}", markup=False)
-
-
-def _prepare(folder: Path, *, seed: int, quick: bool) -> LoadedRecipe:
-    base = folder / "task"
-    if not (base / "recipe.yaml").exists():
-        preferences.write(base, seed)
-        shutil.copyfile(str(resources.files("postgrad.demo") / "preferences.yaml"), base / "recipe.yaml")
-    overrides = [f"run_dir={json.dumps(str(folder / 'run'))}", f"seed={seed}", *(QUICK if quick else ())]
-    return load_recipe(base / "recipe.yaml", overrides)
 
 
 def _rows(stages: dict[str, Path]) -> list[Row]:
@@ -82,7 +66,3 @@ def _first_and_last(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _share(record: dict[str, Any], name: str) -> Interval:
     return wilson(round(record[name] * record["eval/pairs"]), int(record["eval/pairs"]))
-
-
-def _shown(value: Interval) -> str:
-    return f"{100 * value.mean:.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]"

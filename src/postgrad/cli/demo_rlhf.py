@@ -6,20 +6,19 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from postgrad.cli.console import LiveReporter, PlainReporter, duration, reporter, stderr, stdout, table
+from postgrad.cli.chapter import folder_of, percent, plain, prepared, watching
+from postgrad.cli.console import PlainReporter, duration, stderr, stdout, table
 from postgrad.demo import rlhf
 from postgrad.rollout.record import group_to_json
 from postgrad.train.evaluate import Evaluation, kl_to
 from postgrad.train.recipe import Pipeline, PPORecipe
-from postgrad.train.recipe_file import LoadedRecipe, load_recipe
+from postgrad.train.recipe_file import LoadedRecipe
 from postgrad.train.run import evaluate, run
 from postgrad.train.run_directory import read_jsonl
 from postgrad.train.stages import stage_recipe
@@ -62,18 +61,12 @@ class Story:
 
 def run_rlhf(*, quick: bool, seed: int, run_dir: Path | None, overwrite: bool, json_output: bool) -> None:
     started = time.monotonic()
-    folder = run_dir or Path("runs/demo-rlhf-quick" if quick else "runs/demo-rlhf")
-    if overwrite and folder.exists():
-        shutil.rmtree(folder)
+    folder = folder_of("demo-rlhf", run_dir, quick=quick, overwrite=overwrite)
     loaded = _prepare(folder, seed=seed, quick=quick)
     stderr.print(f"SmolLM2-135M, courteous and curt answers. Everything is written to {folder}", markup=False)
-    watcher = reporter()
-    try:
+    with watching() as watcher:
         run(loaded, watcher)
         story = _story(loaded, folder, watcher)
-    finally:
-        if isinstance(watcher, LiveReporter):
-            watcher.close()
     seconds = time.monotonic() - started
     if json_output:
         print(json.dumps(asdict(story) | {"folder": str(folder), "seconds": round(seconds, 1)}, ensure_ascii=False, indent=1))
@@ -82,13 +75,9 @@ def run_rlhf(*, quick: bool, seed: int, run_dir: Path | None, overwrite: bool, j
 
 
 def _prepare(folder: Path, *, seed: int, quick: bool) -> LoadedRecipe:
-    """Write data, annotator and recipe into FOLDER/task, once."""
-    base = folder / "task"
-    if not (base / "recipe.yaml").exists():
-        rlhf.write(base, seed, **(QUICK_SIZES if quick else SIZES))
-        shutil.copyfile(str(resources.files("postgrad.demo") / "rlhf.yaml"), base / "recipe.yaml")
-    overrides = [f"run_dir={json.dumps(str(folder / 'run'))}", f"seed={seed}", *(QUICK if quick else ())]
-    return load_recipe(base / "recipe.yaml", overrides)
+    sizes = QUICK_SIZES if quick else SIZES
+    overrides = QUICK if quick else ()
+    return prepared(folder, "rlhf.yaml", lambda base: rlhf.write(base, seed, **sizes), seed=seed, overrides=overrides)
 
 
 def _story(loaded: LoadedRecipe, folder: Path, watcher: PlainReporter) -> Story:
@@ -160,7 +149,7 @@ def _print(story: Story, folder: Path, seconds: float) -> None:
     without = ", ".join(f"{pairs[name]} {name.replace('_', ' ')}" for name in ("tied", "too_few", "unreadable", "answers_cut"))
     stdout.print(f"pairs of the SFT model's own answers: {pairs['train']}, held out {pairs['heldout']} ({without})", markup=False)
     title = f"held-out pairs ranked right, % (n = {after.count}, prompts that the reward model never saw, 95 % intervals)"
-    stdout.print(table(title, ["", "before", "after"], [["reward model", _percent(before), _percent(after)]]))
+    stdout.print(table(title, ["", "before", "after"], [["reward model", percent(before), percent(after)]]))
     stdout.print()
     count = story.rows[0].measures["courteous"].count
     title = f"held-out questions (n = {count}, other subjects and wordings, sampled at temperature 1, 95 % intervals)"
@@ -179,12 +168,4 @@ def _print(story: Story, folder: Path, seconds: float) -> None:
 
 def _line(row: Row) -> list[str]:
     score, *shares = (row.measures[name] for name in MEASURES)
-    return [row.model, _plain(score), *(_percent(share) for share in shares), _plain(row.kl) if row.kl else "0", f"{row.tokens:.1f}"]
-
-
-def _plain(value: Interval) -> str:
-    return f"{value.mean:.2f} [{value.low:.2f}, {value.high:.2f}]"
-
-
-def _percent(value: Interval) -> str:
-    return f"{100 * value.mean:.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
+    return [row.model, plain(score), *(percent(share) for share in shares), plain(row.kl) if row.kl else "0", f"{row.tokens:.1f}"]

@@ -1,0 +1,50 @@
+"""What the chapters of `postgrad demo` share: the task's folder with its recipe, a reporter that is closed in the end, shown intervals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+
+from postgrad.cli.console import LiveReporter, PlainReporter, reporter
+from postgrad.train.recipe_file import LoadedRecipe, load_recipe
+from postgrad.train.statistics import Interval
+
+
+def folder_of(name: str, run_dir: Path | None, *, quick: bool, overwrite: bool) -> Path:
+    """Where the chapter writes; emptied when `overwrite` asks for it."""
+    folder = run_dir or Path("runs") / (name + ("-quick" if quick else ""))
+    if overwrite and folder.exists():
+        shutil.rmtree(folder)
+    return folder
+
+
+def prepared(folder: Path, recipe: str, write: Callable[[Path], object], *, seed: int, overrides: Sequence[str]) -> LoadedRecipe:
+    """The chapter's recipe, a file of the package postgrad.demo, in FOLDER/task. `write` puts the task's files beside it, once."""
+    base = folder / "task"
+    if not (base / "recipe.yaml").exists():
+        write(base)
+        shutil.copyfile(str(resources.files("postgrad.demo") / recipe), base / "recipe.yaml")
+    return load_recipe(base / "recipe.yaml", [f"run_dir={json.dumps(str(folder / 'run'))}", f"seed={seed}", *overrides])
+
+
+@contextmanager
+def watching() -> Iterator[PlainReporter]:
+    watcher = reporter()
+    try:
+        yield watcher
+    finally:
+        if isinstance(watcher, LiveReporter):
+            watcher.close()
+
+
+def percent(value: Interval) -> str:
+    """A share with its 95 % interval: `34.2 [28.4, 40.5]`."""
+    return f"{100 * value.mean:.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
+
+
+def plain(value: Interval) -> str:
+    return f"{value.mean:.2f} [{value.low:.2f}, {value.high:.2f}]"
