@@ -35,7 +35,7 @@ def _root(
 @app.command()
 def demo(
     chapter: Annotated[
-        str, typer.Argument(help="tools (SFT, then Agent GRPO), ppo (the same task, GRPO beside PPO), preferences or rlhf (SFT to PPO).")
+        str, typer.Argument(help="tools (SFT, then Agent GRPO), shop (two tools), ppo (GRPO beside PPO), preferences or rlhf (SFT to PPO).")
     ] = "tools",
     quick: Annotated[bool, typer.Option("--quick", help="The same line in a few minutes, with fewer steps and problems.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of data, noise and order.")] = 0,
@@ -46,7 +46,7 @@ def demo(
     """A real model learns on this machine, with a before/after table: to use a tool, or to prefer one kind of answer."""
     from postgrad.errors import RecipeError
 
-    if chapter in ("tools", "ppo"):
+    if chapter in ("tools", "shop", "ppo"):
         from postgrad.cli.demo import run_demo
 
         run_demo(chapter, quick=quick, seed=seed, run_dir=run_dir, overwrite=overwrite, json_output=json_output)
@@ -59,7 +59,7 @@ def demo(
 
         run_rlhf(quick=quick, seed=seed, run_dir=run_dir, overwrite=overwrite, json_output=json_output)
     else:
-        raise RecipeError(f"no chapter {chapter!r}", where="demo", hint="tools, ppo, preferences or rlhf")
+        raise RecipeError(f"no chapter {chapter!r}", where="demo", hint="tools, shop, ppo, preferences or rlhf")
 
 
 @app.command()
