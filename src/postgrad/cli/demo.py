@@ -50,9 +50,7 @@ CHAPTERS = {
     "ppo": Chapter(
         *_WORD_PROBLEMS, "ppo.yaml", "demo-ppo", {**_SFT_GRPO, "ppo": "after PPO"}, ("stages.grpo.max_steps=2", "stages.ppo.max_steps=2")
     ),
-    "shop": Chapter(
-        "what things cost, two tools", shop.write, "item", "shop/recipe.yaml", "demo-shop", _SFT_GRPO, ("stages.grpo.max_steps=2",)
-    ),
+    "shop": Chapter("a shop, two tools", shop.write, "item", "shop/recipe.yaml", "demo-shop", _SFT_GRPO, ("stages.grpo.max_steps=2",)),
 }
 SETS = {"heldout.jsonl": "held out", "unseen.jsonl": "unseen templates"}
 
