@@ -299,7 +299,7 @@ def test_worker_starts_quickly(tmp_path):
         began = time.monotonic()
         load_rewards([{"use": "rewards.py:r"}], tmp_path)
         times.append(time.monotonic() - began)
-    assert min(times) < 0.5
+    assert min(times) < 2.0  # a worker that imported torch would need several
 
 
 def test_groups_of_different_sizes_are_refused():

@@ -479,18 +479,19 @@ def test_a_slow_tool_holds_up_only_its_own_rollout() -> None:
     assert [rollout.turns for rollout in group.rollouts] == [2, 4, 4]
 
 
-@pytest.mark.slow
-def test_64_rollouts_with_a_tool_of_half_a_second_take_half_a_second() -> None:
-    def slow() -> str:
-        """Take your time."""
-        time.sleep(0.5)
-        return "done"
+def test_the_tools_of_64_rollouts_run_at_the_same_time() -> None:
+    """Each waits for all others: were two of them one after the other, none would ever return."""
+    barrier = threading.Barrier(64)
 
-    call = '<tool_call>{"name": "slow", "arguments": {}}</tool_call>'
-    started = time.monotonic()
-    [group], _ = groups_of([call, "done"], tools=(slow,), group_size=64)
-    assert time.monotonic() - started < 2.0  # 0.5 s, and what a busy machine adds; one after the other would be 32 s
-    assert all(result.content == "done" for rollout in group.rollouts for result in rollout.tool_results)
+    def meet() -> str:
+        """Meet."""
+        barrier.wait(60)
+        return "met"
+
+    [group], _ = groups_of(
+        ['<tool_call>{"name": "meet", "arguments": {}}</tool_call>', "done"], tools=(meet,), group_size=64, tool_deadline_s=60
+    )
+    assert [result.content for rollout in group.rollouts for result in rollout.tool_results] == ["met"] * 64
 
 
 def test_how_long_tools_take_changes_nothing() -> None:
