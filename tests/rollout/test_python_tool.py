@@ -165,7 +165,7 @@ def test_options_of_the_recipe_act_on_it() -> None:
     [
         ("pyton", "there is no shipped tool 'pyton'", "did you mean python?"),
         ("calculator", "there is no shipped tool 'calculator'", "shipped tools: python, python_session"),
-        ({"use": "python", "isolate": "process"}, "runs in a sandbox of its own", "leave isolate out"),
+        ({"use": "python", "isolate": "process"}, "isolate is for functions of yours, and python is shipped", "leave isolate out"),
     ],
 )
 def test_a_wrong_entry_is_refused_with_a_hint(item: Any, text: str, hint: str) -> None:
