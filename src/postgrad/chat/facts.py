@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from postgrad.chat import codecs
 from postgrad.chat.lower import Roles
@@ -19,7 +20,8 @@ class Facts:
     """header:            the generation prompt: text between the conversation and what the model writes
     header_is_prompt:  the template has no generation prompt but prints an assistant header, which serves as one
     end:               the special token that ends an assistant turn; "" when the template puts none
-    prints_reasoning:  `Message.reasoning` shows in a last turn
+    reasoning:         where the reasoning of a last turn must stand to be printed: under its own key, in the content as a `<think>` block
+                       (only of templates that know such blocks), or nowhere
     thinks:            the template knows `<think>` blocks; opens_thinking: its generation prompt already opens one
     """
 
@@ -27,7 +29,7 @@ class Facts:
     header_is_prompt: bool = False
     end: str = ""
     roles: Roles = _NO_ROLES
-    prints_reasoning: bool = False
+    reasoning: Literal["key", "content", "nowhere"] = "nowhere"
     thinks: bool = False
     opens_thinking: bool = False
 
@@ -54,10 +56,22 @@ def probe(template: Template, tokens: Tokens, known_stops: frozenset[int]) -> Fa
         header_is_prompt=header_is_prompt,
         end=_end(after, tokens, known_stops),
         roles=_roles(template),
-        prints_reasoning=template.accepts([PROBE_USER, Message("assistant", "pgAnswer", reasoning=SENTINEL)], must_show=SENTINEL),
-        thinks="</think>" in template.source,
+        reasoning=_reasoning(template),
+        thinks=_thinks(template),
         opens_thinking=header.rstrip().endswith("<think>"),
     )
+
+
+def _thinks(template: Template) -> bool:
+    return "<think>" in template.source or "</think>" in template.source
+
+
+def _reasoning(template: Template) -> Literal["key", "content", "nowhere"]:
+    answer = Message("assistant", "pgAnswer", reasoning=SENTINEL)
+    if template.accepts([PROBE_USER, answer], must_show=SENTINEL):
+        return "key"
+    in_content = Message("assistant", f"<think>\n{SENTINEL}\n</think>\n\npgAnswer")
+    return "content" if _thinks(template) and template.accepts([PROBE_USER, in_content], must_show=SENTINEL) else "nowhere"
 
 
 def _end(after: str, tokens: Tokens, known_stops: frozenset[int]) -> str:
@@ -97,19 +111,10 @@ def supports_tools(template: Template) -> bool:
 
 
 def call_style(written: str, tokens: Tokens) -> codecs.CallStyle | None:
-    """The style of the template that wrote the probe call as `written`; None when no style reads it back."""
+    """The style of a template that writes a turn with the probe call as `written`; None when no style reads it back."""
     for style in codecs.STYLES.values():
         _, calls = style.parse(tokens.shown(written, keep=style.markers))
         if [call for call in calls if isinstance(call, ToolCall)] == [PROBE_CALL]:
             return style
     return None
 
-
-def call_style_without_tools(template: Template, tokens: Tokens) -> codecs.CallStyle | None:
-    """The style of a template that prints calls but no tool descriptions (DeepSeek-V3); None when it prints no call that can be read."""
-    user = template.dicts([PROBE_USER])
-    try:
-        before, text = template.render(user), template.render([*user, *template.dicts([PROBE_CALL_TURN])])
-    except DataError:
-        return None
-    return call_style(text[len(before) :], tokens) if text.startswith(before) else None

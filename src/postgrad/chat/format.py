@@ -15,35 +15,29 @@ A format can be pickled: it travels as the tokenizer and the arguments it was ma
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
 from postgrad.chat import codecs
 from postgrad.chat.encoded import EncodedConversation, RowBuilder, encode_turns
-from postgrad.chat.facts import PROBE_CALL_TURN, Facts, call_style, call_style_without_tools, prints_tools, probe, supports_tools
+from postgrad.chat.facts import PROBE_CALL_TURN, Facts, call_style, prints_tools, probe, supports_tools
 from postgrad.chat.identity import digest
 from postgrad.chat.lower import guarded, guarded_tool, lower
+from postgrad.chat.reading import ParsedTurn, Reader, opens_thinking, same, thought_in_content
 from postgrad.chat.render import PROBE_TOOL, PROBE_USER, SENTINEL, Template, TemplateRefuses
 from postgrad.chat.tokens import Guard, Tokenizer, Tokens
-from postgrad.chat.turns import Chat, GenerationPromptDiffers, Turns, last_assistant, unused
+from postgrad.chat.turns import Chat, Turns, last_assistant, unused
 from postgrad.errors import DataError
-from postgrad.types import MalformedCall, Message, ToolCall, ToolSpec
+from postgrad.types import Message, ToolCall, ToolSpec
 
 ToolProtocol = Literal["auto", "template", "text", "llama3", "pythonic", "mistral", "mistral_v11", "deepseek_v3", "deepseek_v31"]
 """What a recipe may ask for: `auto`, the template's own way, or postgrad's text protocol: in hermes style (`text`) or the named one."""
 
+_TAIL = 32
+"""Tokens at the end of a prompt that are looked at for an opened `<think>`."""
 _NO_END_HINT = "set the tokenizer's eos_token, or use a chat template that ends turns with a special token of the tokenizer"
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedTurn:
-    """One sampled turn. `calls` are in the order written; `message.tool_calls` holds the well-formed ones."""
-
-    message: Message
-    calls: tuple[ToolCall | MalformedCall, ...]
 
 
 class ChatFormat:
@@ -86,6 +80,7 @@ class ChatFormat:
         self.tool_protocol: Literal["template", "text"] = "text"
         if tool_protocol in ("auto", "template") and self.has_template:
             self._use_template_tools(required=tool_protocol == "template")
+        self._reader = Reader(self._tokens, self._facts, self._style or codecs.HERMES)
         self.notes = self._notes()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -211,31 +206,34 @@ class ChatFormat:
     def rewrites_history(
         self, before: Sequence[Message], turn: Message, results: Sequence[Message], tools: Sequence[ToolSpec] = ()
     ) -> bool:
-        """True when the template, once `results` follow, prints `before` and `turn` differently from when `turn` was written.
+        """True when the template, once `results` follow, no longer prints the prompt that `turn` answered, or prints `turn` so that it
+        reads otherwise: without its reasoning, or without the text beside its calls. Also when it refuses to print them.
 
-        Then what the model has read and written so far is no prefix of what a fresh rendering would show it.
+        Then a fresh rendering would show the model something else than what it has read and written.
         """
-        stand_in = self._with_reasoning(self._stand_in(turn, results, SENTINEL), turn.reasoning)
-        chat = self._chat([*before, stand_in, *results], tools)
         try:
-            written = self._turns.turn(chat, last_assistant(chat.messages))
-        except GenerationPromptDiffers:  # the model wrote after a prompt that no rendering of the turn repeats
+            chat = self._chat([*before, turn, *results], tools)
+            prompt = self._turns.prompt(chat, chat.messages[: last_assistant(chat.messages)])
+            text = self._turns.prompt(chat, chat.messages)
+        except TemplateRefuses:
             return True
-        return not self._turns.prompt(chat, chat.messages).startswith(written.prompt + written.body + written.end)
+        if not text.startswith(prompt):
+            return True
+        printed = self._reader.printed(self._turns.body(text, len(prompt)), chat.guard, opened=opens_thinking(prompt))
+        return not same(printed.message, turn)
 
     # ---- sampled turns
 
-    def parse(self, token_ids: Sequence[int]) -> ParsedTurn:
-        """A sampled turn (with or without its end token) as a message and its calls. Never raises on what a model can write."""
+    def parse(self, token_ids: Sequence[int], *, read: Sequence[int] | None = None) -> ParsedTurn:
+        """A sampled turn (with or without its end token) as a message and its calls. Never raises on what a model can write.
+
+        read: the ids that the turn continues, which say whether its reasoning was opened there; left out = those of a first turn.
+        """
         ids = list(token_ids)
         while ids and ids[-1] in self.stop_ids:
             ids.pop()
-        style = self._style or codecs.HERMES
-        keep = frozenset(self._tokens.special[marker] for marker in style.markers if marker in self._tokens.special)
-        reasoning, text = self._split_reasoning(self._tokens.decode(ids, keep=keep))
-        content, calls = style.parse(text)
-        good = tuple(call for call in calls if isinstance(call, ToolCall))
-        return ParsedTurn(Message("assistant", content, tool_calls=good, reasoning=reasoning), calls)
+        opened = self._facts.opens_thinking if read is None else opens_thinking(self._tokens.decode_raw(read[-_TAIL:]))
+        return self._reader.sampled(ids, opened=opened)
 
     def glue(
         self,
@@ -274,6 +272,8 @@ class ChatFormat:
         return self._tokens.rendered(self._turns.prompt(chat, chat.messages), guard=chat.guard)[:1] == [self.bos_id]
 
     def _chat(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Chat:
+        if self._facts.reasoning == "content":
+            messages = [thought_in_content(message) for message in messages]
         shown = [tool.to_json() for tool in tools]
         guard = Guard(self._tokens, self._template.dicts(messages), shown)
         messages = [guarded(guard, message) for message in messages]
@@ -292,39 +292,14 @@ class ChatFormat:
     def _encode(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, only_last: bool) -> EncodedConversation:
         self.require_end()
         answers = messages[-1:] if only_last else [message for message in messages if message.role == "assistant"]
-        if not self._facts.prints_reasoning and any(message.reasoning for message in answers):
+        if self._facts.reasoning == "nowhere" and any(message.reasoning for message in answers):
             raise DataError("the chat template prints no `reasoning`, so it would be lost", hint="put the reasoning into the content")
         chat = self._chat(messages, tools)
         turns, text = self._turns.walk(chat, only_last=only_last)
         for turn in turns:
-            self._check_calls(messages[chat.origin[turn.index]], turn.body, chat.guard)
+            printed = self._reader.printed(turn.body, chat.guard, opened=opens_thinking(turn.prompt))
+            self._reader.require_same(messages[chat.origin[turn.index]], printed, chat.guard.remove(turn.body))
         return encode_turns(self._tokens, chat, turns, text, header=self._facts.header)
-
-    def _check_calls(self, message: Message, body: str, guard: Guard) -> None:
-        """Raises `TemplateRefuses` when a turn with calls, as it is printed, does not hold its content or reads back as other calls."""
-        if not message.tool_calls:
-            return
-        style = self._style or codecs.HERMES
-        _, text = self._split_reasoning(guard.remove(self._tokens.shown(body, keep=style.markers)))
-        _, calls = style.parse(text)
-        made = [(call.name, call.arguments) if isinstance(call, ToolCall) else call.error for call in calls]
-        meant = [(call.name, dict(call.arguments)) for call in message.tool_calls]
-        if _as_json(made) != _as_json(meant):
-            raise TemplateRefuses(
-                f"the turn's calls read back differently from how they are printed in the {style.name} style: "
-                f"{_short(meant)} became {_short(made)}",
-                hint="use tool_protocol: text",
-            )
-        if "".join(message.content.split()) not in "".join(guard.remove(body).split()):
-            raise TemplateRefuses("the chat template leaves out the text beside a turn's calls", hint="use tool_protocol: text")
-
-    def _split_reasoning(self, text: str) -> tuple[str, str]:
-        """(reasoning, the rest) for templates that know `<think>`; other text is left whole."""
-        opened = text.lstrip().startswith("<think>")
-        if not self._facts.thinks or not (opened or self._facts.opens_thinking):
-            return "", text
-        thought, closed, rest = (text.lstrip().removeprefix("<think>") if opened else text).partition("</think>")
-        return thought.strip("\n"), rest.lstrip("\n") if closed else ""
 
     def _followed(
         self, before: Sequence[Message], turn: Message, results: Sequence[Message], sentinel: str, tools: Sequence[ToolSpec]
@@ -354,12 +329,6 @@ class ChatFormat:
         )
         return Message("assistant", "", tool_calls=calls)  # some templates refuse a turn that has both text and calls
 
-    def _with_reasoning(self, message: Message, reasoning: str) -> Message:
-        """The message with its reasoning where this template looks for it."""
-        if not reasoning or self._facts.prints_reasoning:
-            return replace(message, reasoning=reasoning)
-        return replace(message, content=f"<think>\n{reasoning}\n</think>\n\n{message.content}")
-
     def _require_style(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> None:
         if self._style is None and (tools or any(message.tool_calls for message in messages)):
             raise DataError(
@@ -372,21 +341,18 @@ class ChatFormat:
             if required:
                 raise DataError("the chat template has no tool support of its own", hint='use tool_protocol="text"')
             if not prints_tools(self._template):
-                self._style = call_style_without_tools(self._template, self._tokens) or codecs.HERMES
+                self._style = self._style_of_calls([]) or codecs.HERMES
             return
         self.tool_protocol = "template"
+        self._style = self._style_of_calls([PROBE_TOOL])
+
+    def _style_of_calls(self, tools: Sequence[ToolSpec]) -> codecs.CallStyle | None:
+        """The style in which the template prints calls; None when it prints none that can be read back, or no end after them."""
+        shown = [tool.to_json() for tool in tools]
+        question, turn = self._template.dicts([PROBE_USER]), self._template.dicts([PROBE_CALL_TURN])
         try:
-            turns, _ = self._turns.walk(self._chat([PROBE_USER, PROBE_CALL_TURN], [PROBE_TOOL]), only_last=True)
-        except DataError:  # no exact span for a call turn: as good as a style that cannot be read; said when tools are used
-            self._style = None
-        else:
-            self._style = call_style(turns[0].body, self._tokens)
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 200 else f"{text[:200]}…"
+            before, text = self._template.render(question, shown), self._template.render([*question, *turn], shown)
+            body = self._turns.body(text, len(before))
+        except DataError:
+            return None
+        return call_style(body, self._tokens) if text.startswith(before) else None

@@ -49,7 +49,7 @@ class Template:
             self._options["chat_template"] = template
         self.source = str(self._options.get("chat_template") or tokenizer.chat_template or "")
         self.exists = bool(self.source)
-        self._arguments_as_text = self._long_call_ids = False
+        self._arguments_as_text = self._long_call_ids = self._needs_call_ids = False
         if self.exists:
             self._probe_calls()
 
@@ -81,29 +81,26 @@ class Template:
 
     def dicts(self, messages: Sequence[Message]) -> Dicts:
         """Messages as templates expect them: no null anywhere, arguments as objects, only the keys that say something."""
-        ids: dict[str, str] = {}
+        ids = _CallIds(long=self._long_call_ids, always=self._needs_call_ids)
         return [self._dict(message, ids) for message in messages]
 
-    def _dict(self, message: Message, ids: dict[str, str]) -> dict[str, Any]:
+    def _dict(self, message: Message, ids: _CallIds) -> dict[str, Any]:
         result: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.reasoning:
             result["reasoning_content"] = message.reasoning
         if message.tool_calls:
             result["tool_calls"] = [self._call(call, ids) for call in message.tool_calls]
-        if message.tool_call_id or (self._long_call_ids and message.role == "tool"):
-            result["tool_call_id"] = self._call_id(message.tool_call_id, ids)
+        if message.role == "tool" and (identifier := ids.of_result(message.tool_call_id)):
+            result["tool_call_id"] = identifier
         if message.name:
             result["name"] = message.name
         return result
 
-    def _call(self, call: ToolCall, ids: dict[str, str]) -> dict[str, Any]:
+    def _call(self, call: ToolCall, ids: _CallIds) -> dict[str, Any]:
         arguments = json.dumps(dict(call.arguments), ensure_ascii=False) if self._arguments_as_text else dict(call.arguments)
-        function = {"name": call.name, "arguments": arguments}
-        return {"type": "function", "function": function} | ({"id": self._call_id(call.id, ids)} if call.id or self._long_call_ids else {})
-
-    def _call_id(self, identifier: str, ids: dict[str, str]) -> str:
-        """The id itself, or nine characters numbered by first use for templates that need them."""
-        return ids.setdefault(identifier, f"call{len(ids):05d}") if self._long_call_ids else identifier
+        identifier = ids.of_call(call.id)
+        written = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
+        return written | ({"id": identifier} if identifier else {})
 
     def _probe_calls(self) -> None:
         """How the template wants calls: the first way in which it prints an argument as JSON, else the first that it does not refuse."""
@@ -111,5 +108,40 @@ class Template:
         for shown in ('"pgValue"', PROBE_CALL.name):
             for self._arguments_as_text, self._long_call_ids in product((False, True), repeat=2):
                 if self.accepts([PROBE_USER, turn], must_show=shown, tools=[PROBE_TOOL]):
+                    nameless = Message("assistant", "", tool_calls=(ToolCall(PROBE_CALL.name, PROBE_CALL.arguments),))
+                    self._needs_call_ids = not self.accepts([PROBE_USER, nameless], must_show=shown, tools=[PROBE_TOOL])
                     return
         self._arguments_as_text = self._long_call_ids = False
+
+
+class _CallIds:
+    """Ids of the calls of one conversation as a template wants them: as they are, or of nine characters numbered by first use (`long`),
+    and for those without one an id all the same (`always`), which the next result without one then has."""
+
+    def __init__(self, *, long: bool, always: bool) -> None:
+        self._long, self._always = long, always
+        self._written: dict[str, str] = {}
+        self._waiting: list[str] = []
+        self._count = 0
+
+    def of_call(self, identifier: str) -> str:
+        if identifier or not self._always:
+            return self._known(identifier)
+        self._waiting.append(self._new())
+        return self._waiting[-1]
+
+    def of_result(self, identifier: str) -> str:
+        if identifier or not self._always:
+            return self._known(identifier)
+        return self._waiting.pop(0) if self._waiting else self._new()
+
+    def _known(self, identifier: str) -> str:
+        if not identifier or not self._long:
+            return identifier
+        if identifier not in self._written:
+            self._written[identifier] = self._new()
+        return self._written[identifier]
+
+    def _new(self) -> str:
+        self._count += 1
+        return f"call{self._count - 1:05d}"

@@ -90,6 +90,10 @@ class Turns:
         end = self._end(text, len(prompt))
         return Turn(index, prompt, text[len(prompt) : end.start()], end.group(), text[end.end() :])
 
+    def body(self, text: str, start: int) -> str:
+        """The turn that begins at `start`, up to its end token."""
+        return text[start : self._end(text, start).start()]
+
     def from_end_of(self, text: str, mark: str) -> str:
         """`text` from the first end token after the last `mark` on."""
         if mark not in text:

@@ -284,7 +284,7 @@ class _Loop:
         _check_completion(state, request, completion)
         if state.prompt.raw_text is not None:
             return Turn(completion, Message("assistant", self.chat.decode(completion.token_ids)), ())
-        parsed = self.chat.parse(completion.token_ids)
+        parsed = self.chat.parse(completion.token_ids, read=state.context)
         if not self._shown(state.prompt) and parsed.calls:  # nobody offered tools: what looks like a call is text
             return Turn(completion, Message("assistant", self.chat.decode(completion.token_ids)), ())
         message, calls = numbered(parsed.message, parsed.calls, start=len(state.tool_results))
@@ -312,7 +312,7 @@ class _Loop:
         glue = tuple(self.chat.glue(before.history, turn.message, answers, turn.completion.token_ids, tools))
         state = replace(state, history=state.history + answers, messages=state.messages + answers)
         rendered = self._rendered(state, tools)
-        rewritten = self._rewritten((*before.history, turn.message), (*state.context, *glue), rendered, tools)
+        rewritten = self._rewritten(before, state, turn, answers, (*state.context, *glue), rendered)
         state = replace(state, rewrites=state.rewrites + rewritten)
         if rewritten and rendered is not None and self.config.history == "fork":
             return self._fork(state, glue, rendered)
@@ -343,24 +343,16 @@ class _Loop:
         return forked if room(forked, self.config) > 0 else replace(self._extend(state, glue), stop=StopReason.TOTAL_TOKENS)
 
     def _rewritten(
-        self, history: Sequence[Message], read: Sequence[int], rendered: Sequence[int] | None, tools: Sequence[ToolSpec]
+        self, before: State, state: State, turn: Turn, answers: Sequence[Message], read: Sequence[int], rendered: Sequence[int] | None
     ) -> bool:
-        """True when the template, rendering the next prompt, no longer starts with what it printed while the last turn was the last, and
-        what it renders is not what the model will have `read` either.
+        """True when the template, rendering the next prompt, shows something else than what the model will have `read`.
 
-        Texts are compared, not ids: the same text may be split into other tokens where two pieces meet.
+        Texts are compared, not ids: the same text may be split into other tokens where two pieces meet. Where the text differs, it may
+        still say the same in the template's own words (a space in the JSON of a call): the chat format knows.
         """
-        if rendered is None:
-            return True
-        text = self.chat.decode_raw(rendered)
-        if text == self.chat.decode_raw(read):
+        if rendered is not None and self.chat.decode_raw(rendered) == self.chat.decode_raw(read):
             return False
-        try:
-            printed = self.chat.last_turn(history, tools)
-        except DataError:  # the template has no way to print this turn as the model saw it, such as its reasoning
-            return True
-        end = max(place for place, source in enumerate(printed.source) if source == "assistant") + 1
-        return not text.startswith(self.chat.decode_raw(printed.token_ids[:end]))
+        return self.chat.rewrites_history(before.history, turn.message, answers, self._shown(state.prompt))
 
     # ---- before and after
 
