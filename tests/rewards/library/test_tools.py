@@ -3,8 +3,7 @@ import json
 import pytest
 
 from postgrad.rewards.base import view_of
-from postgrad.rewards.library import answer_uses_tool, tool_efficiency, tool_error, tool_match
-from postgrad.rewards.library.tools import gold_calls
+from postgrad.rewards.library import answer_uses_tool, tool_efficiency, tool_error, tool_exact, tool_match
 from postgrad.types import Message, Prompt, Rollout, Segment, Source, StopReason, ToolCall, ToolResult
 
 
@@ -70,18 +69,34 @@ def test_calling_everything_earns_less_than_being_right():
     assert tool_match(rolled(everything), GOLD) < 0.1
 
 
+POSSIBLE = [{"area": {"base": [10], "height": [5, 5.0], "unit": ["cm", "centimetres", ""]}}]
+
+
 @pytest.mark.parametrize(
-    "written",
+    ("calls", "match"),
     [
-        GOLD,
-        json.dumps(GOLD),
-        [{"function": GOLD[0]}],
-        [{"name": "add", "arguments": '{"a": 1, "b": 2}'}],
-        [{"type": "function", "function": GOLD[0]}],
+        ([("area", {"base": 10, "height": 5})], 1.0),
+        ([("area", {"base": 10, "height": 5, "unit": "CM"})], 1.0),
+        ([("area", {"base": 10, "height": 5, "unit": "inch"})], (1 + (3 + 2) / 3) / 3),
+        ([("area", {"base": 10})], (1 + (1 + 1) / 2) / 3),
+        ([("area", {"base": 10, "height": 6})], (1 + (2 + 1) / 2) / 3),
+        ([("area", {"base": 10, "height": 5, "depth": 1})], (1 + (2 + 2) / 3) / 3),
+        ([("volume", {"base": 10, "height": 5})], 0.0),
+        ([("area", {"base": 10, "height": 5}), ("area", {"base": 10, "height": 5})], 0.5),
+        ([], 0.0),
     ],
 )
-def test_gold_calls_in_every_form(written):
-    assert gold_calls(written) == [("add", {"a": 1, "b": 2})]
+def test_possible_answers_of_bfcl_are_gold(calls, match):
+    assert tool_match(rolled(calls), POSSIBLE) == pytest.approx(match)
+    assert tool_exact(rolled(calls), POSSIBLE) == float(match == 1.0)
+    assert tool_exact(rolled(calls), json.dumps(POSSIBLE)) == float(match == 1.0)
+
+
+def test_exact_is_all_or_nothing():
+    assert tool_exact(rolled([ADD]), GOLD) == 1.0
+    assert tool_exact(rolled([ADD], malformed=1), GOLD) == 0.0
+    assert tool_exact(rolled(), []) == 1.0
+    assert tool_exact(rolled([ADD]), None) is None
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from postgrad.gold import read_json
 from postgrad.rewards.base import RolloutView, reward
 from postgrad.rewards.library.answer import answer_part
 
@@ -92,26 +92,3 @@ def _validator(schema: dict[str, Any] | None) -> Any:
     except SchemaError:
         return None
     return kind(schema, registry=Registry())
-
-
-def read_json(text: str) -> Any:
-    """Strict JSON. Raises `ValueError` for anything else, repeated keys, NaN and Infinity included.
-
-    >>> read_json('{"a": [1, 2]}')
-    {'a': [1, 2]}
-    """
-    try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refused)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        raise ValueError("a key stands twice")
-    return values
-
-
-def _refused(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from postgrad.gold import GoldCall, gold_calls
 from postgrad.rewards.base import RolloutView, reward
 from postgrad.rewards.library.answer import answer_part, plain
 from postgrad.rewards.library.numbers import answered_number, numbers_in
-from postgrad.rewards.library.structure import read_json
 from postgrad.types import ToolCall
 
 _Call = tuple[str, Mapping[str, Any]]
@@ -28,8 +28,9 @@ def tool_match(rollout: RolloutView, tool_calls: Any) -> float | None:
     """How far the calls are the gold calls, in any order: per pair a third each for the name, the parameters' names and their values,
     divided by the number of gold calls, or of calls made where there were more.
 
-    tool_calls: [{"name": …, "arguments": {…}}, …], also in OpenAI's form or as JSON text. An empty list says that no call is right; null,
-    or anything else, abstains. Calling everything earns little, because what was not asked for counts in the divisor.
+    tool_calls: [{"name": …, "arguments": {…}}, …], also in OpenAI's form, as JSON text, or as BFCL's possible answers
+    [{name: {parameter: [accepted values]}}, …] (`postgrad.gold`). An empty list says that no call is right; null, or anything else,
+    abstains. Calling everything earns little, because what was not asked for counts in the divisor.
     """
     gold = gold_calls(tool_calls)
     if gold is None:
@@ -41,31 +42,15 @@ def tool_match(rollout: RolloutView, tool_calls: Any) -> float | None:
     return _best_pairing(gold, made) / max(len(gold), count)
 
 
-def gold_calls(value: Any) -> list[_Call] | None:
-    """The calls that a dataset's column means; None when it means none.
-
-    >>> gold_calls('[{"function": {"name": "add", "arguments": {"a": 1}}}]')
-    [('add', {'a': 1})]
-    """
-    try:
-        value = read_json(value) if isinstance(value, str) else value
-        if not isinstance(value, Sequence):
-            return None
-        return [_gold_call(item) for item in value]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
+@reward(scope="tool_calls", claim="the calls are exactly the gold calls", range=(0.0, 1.0), role="outcome")
+def tool_exact(rollout: RolloutView, tool_calls: Any) -> float | None:
+    """1 when the calls are the gold calls, in any order, and there is no other; else 0. On BFCL's rows it is the accuracy of its checker of
+    calls, up to the types of arguments, which the values decide here."""
+    score = tool_match(rollout, tool_calls)
+    return None if score is None else float(score == 1.0)
 
 
-def _gold_call(item: Any) -> _Call:
-    function = item.get("function", item)
-    arguments = function.get("arguments", {})
-    arguments = read_json(arguments) if isinstance(arguments, str) else arguments
-    if not isinstance(function["name"], str) or not isinstance(arguments, Mapping):
-        raise ValueError("no call")
-    return function["name"], arguments
-
-
-def _best_pairing(gold: Sequence[_Call], made: Sequence[_Call]) -> float:
+def _best_pairing(gold: Sequence[GoldCall], made: Sequence[_Call]) -> float:
     """Greedy from the best pair on: each call pairs once."""
     pairs = sorted(((_likeness(g, m), i, j) for i, g in enumerate(gold) for j, m in enumerate(made)), key=lambda p: (-p[0], p[1], p[2]))
     total, used_gold, used_made = 0.0, set[int](), set[int]()
@@ -77,26 +62,16 @@ def _best_pairing(gold: Sequence[_Call], made: Sequence[_Call]) -> float:
     return total
 
 
-def _likeness(gold: _Call, made: _Call) -> float:
-    if gold[0] != made[0]:
+def _likeness(gold: GoldCall, made: _Call) -> float:
+    """1 for a call that is right. A parameter that may be left out counts only where it was given."""
+    if gold.name != made[0]:
         return 0.0
-    names = set(gold[1]) | set(made[1])
+    names = gold.required | set(made[1])
     if not names:
         return 1.0
-    shared = set(gold[1]) & set(made[1])
-    right = sum(_same(gold[1][name], made[1][name]) for name in shared)
+    shared = set(gold.arguments) & set(made[1])
+    right = sum(gold.arguments[name].fits(made[1][name]) for name in shared)
     return (1.0 + (len(shared) + right) / len(names)) / 3.0
-
-
-def _same(left: Any, right: Any) -> bool:
-    """Equal as JSON: 1 is 1.0, but true is not 1, and text is not a number."""
-    if isinstance(left, bool) or isinstance(right, bool):
-        return left is right
-    if isinstance(left, Mapping) and isinstance(right, Mapping):
-        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
-    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
-        return len(left) == len(right) and all(map(_same, left, right))
-    return bool(left == right)
 
 
 def _check_calls(max_calls: int | None = None) -> None:
