@@ -93,6 +93,18 @@ def test_hostile_answers_are_tried(tmp_path):
     assert "contract.range" in ids(report, "long", "critical")
 
 
+def test_a_slow_answer_within_the_rewards_own_deadline_is_no_failure(tmp_path, monkeypatch):
+    """A busy machine makes slow what is not; only what training would not wait for either is named."""
+    monkeypatch.setattr("postgrad.rewards.check.contract.HURRIED_S", 0.3)
+    source = (
+        "def busy(completion):\n    time.sleep(0.6 if len(completion) > 10**6 else 0)\n    return 1.0\n"
+        "@reward(deadline_s=0.5)\ndef late(completion):\n    time.sleep(0.8 if len(completion) > 10**6 else 0)\n    return 1.0\n"
+    )
+    report = check(tmp_path, source, "rewards.py:busy", "rewards.py:late")
+    assert "contract.hostile.timeout" not in ids(report, "busy")
+    assert "contract.hostile.timeout" in ids(report, "late", "warning")
+
+
 def test_a_reward_that_hangs_on_lazy_answers_does_not_hang_the_check(tmp_path):
     source = "@reward(range=(0, 1))\ndef r(completion):\n    time.sleep(60 if 'thorough' in completion else 0)\n    return 1.0\n"
     report = check(tmp_path, source, "rewards.py:r")

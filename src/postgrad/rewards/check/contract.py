@@ -151,6 +151,8 @@ def _hostile(bench: Bench, index: int, first: int, row: str) -> Iterator[Finding
     outside: list[tuple[str, float]] = []
     for number, what in enumerate(HOSTILE):
         (value,) = bench.alone(index, [first + number], deadline_s=min(reward.deadline_s, HURRIED_S))
+        if value.kind == "timeout" and not value.skipped and reward.deadline_s > HURRIED_S:
+            value = _patiently(bench, index, first + number)
         if value.kind:
             failures.setdefault(value.kind, []).append((what, value.problem))
         elif value.value is not None and reward.range is not None and not _within(value.value, reward.range):
@@ -163,6 +165,14 @@ def _hostile(bench: Bench, index: int, first: int, row: str) -> Iterator[Finding
             f"returns {outside[0][1]:g} for {', '.join(what for what, _ in outside)}, outside {reward.range[0]:g} … {reward.range[1]:g}"
         )
         yield finding("contract.range", "critical", reward.name, message, rows=[row], hint="declare the true range")
+
+
+def _patiently(bench: Bench, index: int, place: int) -> Value:
+    """Once more with the time that it has in training: a busy machine makes slow what is not. A hurry that proves wrong does not count."""
+    (value,) = bench.alone(index, [place])
+    if value.kind != "timeout":
+        bench.late[index] -= 1
+    return value
 
 
 def _probed(bench: Bench, good: Rows, unstable: Collection[str]) -> Iterator[Finding]:
