@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import and_
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from postgrad.data.table import Record
 from postgrad.types import TrainRow
 
 SOURCES: tuple[TokenSource, ...] = ("context", "assistant", "glue")
+_NUMBER = {source: number for number, source in enumerate(SOURCES)}
 COLUMNS = {"name": "uint8", "ids": "int32", "marks": "uint8"}
 """marks: bit 0 = trained, the bits above = index into SOURCES."""
 
@@ -37,13 +39,14 @@ class EncodedRow:
         return EncodedRow(self.name, self.token_ids, (False, *(True,) * (len(self.token_ids) - 1)), self.source)
 
     def record(self) -> Record:
-        marks = np.asarray(self.trained, np.uint8) | (np.asarray([SOURCES.index(source) for source in self.source], np.uint8) << 1)
+        source = np.frombuffer(bytes(map(_NUMBER.__getitem__, self.source)), np.uint8)
+        marks = np.frombuffer(bytes(self.trained), np.uint8) | (source << 1)
         return {"name": text_array(self.name), "ids": np.asarray(self.token_ids, np.int32), "marks": marks}
 
 
 def encoded_row(name: str, conversation: EncodedConversation, chosen: set[int]) -> EncodedRow:
     """Trains what the assistant wrote in the chosen messages. Nothing precedes the first token, so nothing can predict it."""
-    flags = [source == "assistant" and message in chosen for source, message in zip(conversation.source, conversation.message, strict=True)]
+    flags = list(map(and_, map("assistant".__eq__, conversation.source), map(chosen.__contains__, conversation.message)))
     flags[0] = False
     return EncodedRow(name, conversation.token_ids, tuple(flags), conversation.source)
 
