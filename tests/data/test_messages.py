@@ -126,3 +126,29 @@ def test_tools_as_list_as_json_string_and_without_wrapper_are_the_same():
 def test_tools_that_are_no_schema_are_rejected_with_a_pointer(tools, reason):
     with pytest.raises(BadRow, match=reason):
         read_tools(tools)
+
+
+def test_names_of_parameters_are_no_words_of_the_schema_language():
+    """A parameter may be called `default`, `enum` or `type`, and its own schema is read like any other."""
+    parameters = {
+        "type": "dict",
+        "properties": {"default": {"type": "float"}, "type": {"type": "dict", "properties": {}}, "enum": {"type": "tuple"}},
+    }
+    (tool,) = read_tools([{"name": "f", "parameters": parameters}])
+    assert tool.parameters["properties"] == {
+        "default": {"type": "number"},
+        "type": {"type": "object", "properties": {}},
+        "enum": {"type": "array"},
+    }
+
+
+def test_pythons_types_are_read_wherever_a_type_may_stand():
+    parameters = {
+        "type": "dict",
+        "properties": {"a": {"type": ["str", "NoneType"]}, "b": {"type": ["any", "int"]}, "c": {"anyOf": [{"type": "int"}]}},
+    }
+    (tool,) = read_tools([{"name": "f", "parameters": parameters}])
+    assert tool.parameters["properties"] == {"a": {"type": ["string", "null"]}, "b": {}, "c": {"anyOf": [{"type": "integer"}]}}
+    data = {"type": "dict", "properties": {"a": {"enum": [{"type": "dict"}], "default": {"type": "dict"}}}}
+    (tool,) = read_tools([{"name": "f", "parameters": data}])
+    assert tool.parameters["properties"]["a"] == data["properties"]["a"]

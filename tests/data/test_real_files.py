@@ -9,6 +9,7 @@ import pytest
 
 from postgrad.chat import ChatFormat
 from postgrad.data import Reading, audit, load_rows, prepare_preferences, prepare_prompts, prepare_sft
+from postgrad.data.join import Join
 from postgrad.errors import DataError
 
 pytestmark = pytest.mark.real_model
@@ -152,6 +153,19 @@ def test_benchmark_questions_bring_their_functions_as_tools(shared_data, chat):
         number = {"type": "integer", "description": description}
         assert (prompt.tools[0].name, prompt.tools[0].parameters["properties"]) == (name, {"number": number})
         assert prompt.tools[0].parameters["type"] == "object"
+
+
+def test_benchmark_answers_join_their_questions_and_are_gold_calls(shared_data, chat):
+    rows = load_rows(shared_data / "bfcl_simple_python.jsonl", join=Join(shared_data / "bfcl_simple_python_answers.jsonl", "id"))
+    assert rows.format == "question+calls"
+    data = prepare_prompts(rows, chat)
+    assert (data.report.rows, data.report.kept) == (400, 400)
+    assert data.prompts[1].columns["tool_calls"] == [{"math.factorial": {"number": [5]}}]
+    trained = prepare_sft(rows, chat, max_length=4096)
+    assert (trained.report.rows, trained.report.kept) == (400, 400)
+    row = trained.rows[1]
+    text = chat.decode([token for token, flag in zip(row.token_ids, row.trained, strict=True) if flag])
+    assert text == '<tool_call>{"name": "math.factorial", "arguments": {"number": 5}}</tool_call>'
 
 
 def test_answers_without_questions_are_no_rows_to_train_on(shared_data):

@@ -60,6 +60,8 @@ def _prompt(row: Row) -> tuple[Prompt, tuple[Message, ...]]:
         columns = {name: value for name, value in row.fields.items() if name not in ("messages", "conversations")}
         return Prompt(row.name, messages[:start], columns), messages[start:]
     example = prompt_example(row, format, "chat")
+    if format == "question+calls":
+        return Prompt(row.name, example.messages, example.columns), training_example(row, format, "chat").messages[len(example.messages) :]
     return Prompt(row.name, example.messages, example.columns, example.raw_text), ()
 
 

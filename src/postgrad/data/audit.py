@@ -86,6 +86,9 @@ MARKS: dict[str, _Rule] = {
         "use another chat template",
     ),
     "tool_as_user": _Rule("info", "{n} rows have tool results, which the template does not print; they are user messages"),
+    "schema_types": _Rule(
+        "info", "{n} rows have tool schemas with Python's names of types ({detail} in the first); they became JSON Schema's names"
+    ),
     "row_tools": _Rule("info", "{n} prompts bring tools that nothing runs: the model is shown them too, and calling one ends the rollout"),
 }
 

@@ -8,6 +8,7 @@ It maps a field of a format, or a role, to a column of the file:
     columns: {system: persona, user: query, assistant: reply}       # one message per role, in this order
     columns: {user: query, chosen: better, rejected: worse}         # preference pairs
     columns: {messages: dialog, tools: functions}                   # other names
+    columns: {prompt: query, tool_calls: gold}                      # the calls that are right, for the rewards tool_match and tool_exact
 
 `system`, `user`, `assistant` make `messages`; without `assistant` they make a prompt.
 Columns that the map names are used up; all others stay, except those that would make it another format.
@@ -24,7 +25,7 @@ from postgrad.errors import DataError, RecipeError
 
 _ROLES = ("system", "user", "assistant")
 _FORMAT_FIELDS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
-FIELDS = ("messages", "prompt", "completion", "chosen", "rejected", "label", "margin", "text", "tools", *_ROLES)
+FIELDS = ("messages", "prompt", "completion", "chosen", "rejected", "label", "margin", "text", "tools", "tool_calls", *_ROLES)
 
 Columns = Mapping[str, str | Sequence[str]]
 

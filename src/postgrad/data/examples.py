@@ -12,13 +12,15 @@ from typing import Any, Literal
 
 from postgrad.chat import ChatFormat
 from postgrad.data.files import Row
-from postgrad.data.formats import Format, label_column, pair_columns
+from postgrad.data.formats import Format, gold_column, label_column, pair_columns
 from postgrad.data.messages import BadRow, read_messages, read_tools
+from postgrad.gold import gold_calls
 from postgrad.types import Message, ToolSpec
 
 TextPrompts = Literal["chat", "raw"]
 Messages = tuple[Message, ...]
 _PROMPT_COLUMNS = ("prompt", "messages", "conversations", "instruction", "question")
+_QUESTIONS = ("question", "question+answer", "question+calls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def training_example(row: Row, format: Format, text_prompts: TextPrompts) -> Exa
     if _is_conversation(fields, format):
         example = Example(_conversation(fields), tools)
     else:
-        prompt, answer = _prompt_of(fields, format), _completion_of(fields, format)
+        prompt, answer = _prompt_of(fields, format), _gold_turn(fields) if format == "question+calls" else _completion_of(fields, format)
         if text_prompts == "raw" and isinstance(prompt, str) and isinstance(answer, str):
             return Example((), tools, raw=(prompt, _filled(answer, "completion")))
         example = _joined(_messages(prompt, fields), _answer(answer, "completion"), tools)
@@ -135,6 +137,8 @@ def prompt_example(row: Row, format: Format, text_prompts: TextPrompts) -> Promp
     """What the model is asked, and the other columns. Raises `BadRow`."""
     fields = row.fields
     columns = {name: value for name, value in fields.items() if name not in _used(fields, format)}
+    if format == "question+calls" and (gold := gold_column(fields)) is not None:
+        columns["tool_calls"] = fields[gold]  # the name by which rewards ask for it
     prompt: Any = _conversation(fields) if _is_conversation(fields, format) else _prompt_of(fields, format)
     if isinstance(prompt, str) and text_prompts == "raw":
         return PromptExample((), _tools(fields), columns, raw_text=_filled(prompt, "prompt"))
@@ -153,7 +157,7 @@ def _used(fields: Mapping[str, Any], format: Format) -> set[str]:
         return {"messages", "conversations"}
     if format == "alpaca":
         return {"instruction", "input", "history", "system"}
-    return {"question"} if format in ("question", "question+answer") else {"prompt"}
+    return {"question"} if format in _QUESTIONS else {"prompt"}
 
 
 def _is_conversation(fields: Mapping[str, Any], format: Format) -> bool:
@@ -191,7 +195,7 @@ def _prompt_of(fields: Mapping[str, Any], format: Format) -> Any:
     """The prompt of a row: text, or a list of messages."""
     if format == "alpaca":
         return _alpaca(fields)
-    value = fields.get("question") if format in ("question", "question+answer") else _prompt_column(fields)
+    value = fields.get("question") if format in _QUESTIONS else _prompt_column(fields)
     while isinstance(value, (list, tuple)) and len(value) == 1 and isinstance(value[0], (list, tuple)):
         value = value[0]  # benchmarks list conversations, of which a single-turn row has one
     return value
@@ -211,6 +215,15 @@ def _alpaca(fields: Mapping[str, Any]) -> Any:
 
 def _completion_of(fields: Mapping[str, Any], format: Format) -> Any:
     return fields.get({"alpaca": "output", "question+answer": "answer"}.get(format, "completion"))
+
+
+def _gold_turn(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The gold calls as the assistant's turn; of several accepted values the first, and nothing that may be left out."""
+    calls = gold_calls(fields[gold_column(fields) or "tool_calls"])
+    if not calls:
+        raise BadRow("the right answer is no call at all, and no text says what to answer instead")
+    made = [call.example() for call in calls]
+    return {"role": "assistant", "content": "", "tool_calls": [{"name": call.name, "arguments": dict(call.arguments)} for call in made]}
 
 
 def _messages(prompt: Any, fields: Mapping[str, Any]) -> Messages:

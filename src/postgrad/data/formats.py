@@ -10,6 +10,7 @@ prompt+completion  `prompt` and `completion`, each text or messages
 prompt             `prompt` alone; every other column is handed to the rewards
 alpaca             `instruction` and `output`, optionally `input`, `system`, `history`
 question           `question`, optionally `answer` (the completion in SFT, a column for the rewards in RL) and `function` (tools)
+question+calls     `question` and the calls that answer it, in `tool_calls` or BFCL's `ground_truth`; optionally `function` or `tools`
 text               `text` alone: every token is trained
 """
 
@@ -21,6 +22,7 @@ from typing import Any, Literal, get_args
 
 from postgrad.data.files import Row
 from postgrad.errors import DataError
+from postgrad.gold import gold_calls
 
 Format = Literal[
     "rollouts",
@@ -33,14 +35,25 @@ Format = Literal[
     "prompt",
     "alpaca",
     "question+answer",
+    "question+calls",
     "question",
     "text",
 ]
 Method = Literal["sft", "reward", "dpo", "grpo", "ppo"]
 
-_RL: tuple[Format, ...] = ("prompt", "messages", "sharegpt", "prompt+completion", "question+answer", "question", "alpaca", "unpaired")
+_RL: tuple[Format, ...] = (
+    "prompt",
+    "messages",
+    "sharegpt",
+    "prompt+completion",
+    "question+answer",
+    "question+calls",
+    "question",
+    "alpaca",
+    "unpaired",
+)
 ACCEPTED: Mapping[Method, tuple[Format, ...]] = {
-    "sft": ("messages", "sharegpt", "prompt+completion", "alpaca", "question+answer", "text", "tokens", "unpaired"),
+    "sft": ("messages", "sharegpt", "prompt+completion", "alpaca", "question+answer", "question+calls", "text", "tokens", "unpaired"),
     "reward": ("preference",),
     "dpo": ("preference", "unpaired"),
     "grpo": _RL,
@@ -75,9 +88,14 @@ def label_column(fields: Mapping[str, Any]) -> str | None:
     return None
 
 
+def gold_column(fields: Mapping[str, Any]) -> str | None:
+    """The column with the calls that are right, in a form that `postgrad.gold` reads."""
+    return next((name for name in ("tool_calls", "ground_truth") if gold_calls(fields.get(name)) is not None), None)
+
+
 def default_method(format: Format) -> Method:
     """The method that a file of this format is most likely meant for."""
-    return "dpo" if format in ("preference", "unpaired") else "grpo" if format in ("prompt", "question") else "sft"
+    return "dpo" if format in ("preference", "unpaired") else "grpo" if format in ("prompt", "question", "question+calls") else "sft"
 
 
 def require(format: str, method: Method, *, where: str) -> None:
@@ -129,6 +147,7 @@ _TESTS = {
     "alpaca": lambda fields: "instruction" in fields and "output" in fields,
     "prompt": lambda fields: "prompt" in fields and not {"chosen", "rejected"} & set(fields),
     "question+answer": lambda fields: "question" in fields and "answer" in fields,
+    "question+calls": lambda fields: "question" in fields and gold_column(fields) is not None,
     "question": lambda fields: "question" in fields,
     "text": lambda fields: "text" in fields,
 }

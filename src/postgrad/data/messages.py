@@ -92,6 +92,27 @@ _PYTHON_TYPES = {
     "dict": "object", "list": "array", "tuple": "array", "set": "array", "str": "string", "int": "integer", "float": "number",
     "bool": "boolean", "NoneType": "null",
 }  # fmt: skip
+_ANY = "any"
+_DATA_KEYS = ("enum", "default", "const", "examples")
+
+
+def python_types(value: Any) -> tuple[str, ...]:
+    """Python's type names in the schemas of a row's tools, which `read_tools` turns into JSON's; sorted."""
+    try:
+        read = _from_json(value, "tools")
+    except BadRow:
+        return ()
+    return tuple(sorted(_named_types(read) & {*_PYTHON_TYPES, _ANY}))
+
+
+def _named_types(node: Any) -> set[str]:
+    if isinstance(node, (list, tuple)):
+        return set().union(*map(_named_types, node)) if node else set()
+    if not isinstance(node, Mapping):
+        return set()
+    found = set().union(*(_named_types(item) for key, item in node.items() if key not in _DATA_KEYS or isinstance(item, Mapping)))
+    kinds = node.get("type")
+    return found | {kind for kind in (kinds if isinstance(kinds, (list, tuple)) else [kinds]) if isinstance(kind, str)}
 
 
 def _json_types(schema: Any) -> Any:
@@ -100,13 +121,21 @@ def _json_types(schema: Any) -> Any:
         return [_json_types(item) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    result = {key: value if key in ("enum", "default", "const", "examples") else _json_types(value) for key, value in schema.items()}
-    kind = schema.get("type")
-    if isinstance(kind, str) and kind in _PYTHON_TYPES:
-        result["type"] = _PYTHON_TYPES[kind]
-    elif kind == "any":
+    result = {key: _json_part(key, value) for key, value in schema.items()}
+    kinds = schema.get("type")
+    if isinstance(kinds, list) and _ANY not in kinds:
+        result["type"] = [_PYTHON_TYPES.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
+    elif isinstance(kinds, str) and kinds in _PYTHON_TYPES:
+        result["type"] = _PYTHON_TYPES[kinds]
+    elif kinds == _ANY or isinstance(kinds, list):
         del result["type"]
     return result
+
+
+def _json_part(key: str, value: Any) -> Any:
+    if key == "properties" and isinstance(value, Mapping):  # its keys are names of parameters, not of the schema language
+        return {name: _json_types(item) for name, item in value.items()}
+    return value if key in _DATA_KEYS else _json_types(value)
 
 
 def has_null_arguments(messages: Any) -> bool:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from itertools import pairwise
+from operator import and_
 
 from postgrad.chat import ChatFormat
 from postgrad.data.encoded import EncodedRow
 from postgrad.data.examples import Example
 from postgrad.data.files import Row
 from postgrad.data.formats import PAIR_COLUMNS
-from postgrad.data.messages import has_null_arguments
+from postgrad.data.messages import has_null_arguments, python_types
 from postgrad.data.tally import Tally
 
+_END = re.compile(b"\x01\x00")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -30,10 +32,8 @@ def observe_row(tally: Tally, chat: ChatFormat, row: Row, made: Sequence[Encoded
 
 def _observe_ends(tally: Tally, chat: ChatFormat, row: Row, encoded: EncodedRow, *, cut: bool) -> None:
     """Counts trained answers and the end tokens trained in them: an answer ends where a trained stretch of it does."""
-    answer = [flag and source == "assistant" for flag, source in zip(encoded.trained, encoded.source, strict=True)]
-    ended = [
-        encoded.token_ids[place] in chat.stop_ids for place, (now, after) in enumerate(pairwise((*answer, False))) if now and not after
-    ]
+    answer = bytes(map(and_, encoded.trained, map("assistant".__eq__, encoded.source))) + b"\0"
+    ended = [encoded.token_ids[end.start()] in chat.stop_ids for end in _END.finditer(answer)]
     tally.answers += len(ended)
     tally.ends += sum(ended)
     if len(ended) - sum(ended) > cut:  # only the answer that the limit cut may be without one
@@ -67,6 +67,8 @@ def observe_texts(tally: Tally, chat: ChatFormat, row: Row, *examples: Example) 
     for name, found in seen.items():
         if found:
             tally.mark(name, row.name)
+    if any(example.tools for example in conversations) and (names := python_types(row.fields.get("tools") or row.fields.get("function"))):
+        tally.mark("schema_types", row.name, ", ".join(names))
 
 
 _CONVERSATIONS = ("messages", "conversations", "prompt", "completion", *(name for pair in PAIR_COLUMNS for name in pair))

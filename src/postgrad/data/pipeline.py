@@ -20,6 +20,7 @@ from postgrad.data.cache import Cache
 from postgrad.data.columns import Columns
 from postgrad.data.files import Chunk, Rejected, Row
 from postgrad.data.formats import Format, Method, detect, require
+from postgrad.data.join import Join
 from postgrad.data.messages import BadRow
 from postgrad.data.report import DataReport, report_of
 from postgrad.data.sources import RowSource, Split, check_rejected, rows_of, two_formats
@@ -75,6 +76,7 @@ class PartJob:
     name: str
     columns: Columns
     format: Format
+    join: Join | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ def encode(
     if method is not None:
         for part in source.parts:
             require(part.format, method, where=part.name)
-    job = Job(encoder, tuple(PartJob(part.name, part.columns, part.format) for part in source.parts), source.split)
+    job = Job(encoder, tuple(PartJob(part.name, part.columns, part.format, part.join) for part in source.parts), source.split)
     total = Tally()
     kept_of_part = [0] * len(source.parts)
     rows_of_part = [0] * len(source.parts)

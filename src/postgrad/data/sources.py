@@ -15,6 +15,7 @@ from postgrad.data.columns import Columns, check_columns, check_present, mapped
 from postgrad.data.files import EXTENSIONS, Chunk, Place, Rejected, Row, chunked, extension, read_chunks
 from postgrad.data.formats import Format, detect, unknown
 from postgrad.data.hub import is_hub_id, read_hub
+from postgrad.data.join import Join
 from postgrad.errors import DataError, RecipeError
 
 
@@ -22,7 +23,7 @@ from postgrad.errors import DataError, RecipeError
 class Part:
     """One file, hub dataset or list of rows. `name` is what its rows are called, as in name:line.
 
-    columns: the map that makes its rows fit; format: what they then are.
+    columns: the map that makes its rows fit; format: what they then are. join: another file whose columns they get before that.
     weight:  how often each row comes in one epoch; 0.5 takes half of the rows, 2 takes every row twice.
     size:    bytes on disk, 0 when not a file; content: what tells its content from another's (None = unknown, never cached).
     """
@@ -34,6 +35,7 @@ class Part:
     weight: float = 1.0
     size: int = 0
     path: Path | None = None
+    join: Join | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +106,20 @@ class RowSource:
                 raise two_formats(part.format, count, Counter(name for name, _ in other), other[0][1].name)
 
 
-def load_rows(source: str | Path, *, columns: Columns | None = None, max_bad: int = 0, weight: float = 1.0) -> RowSource:
+def load_rows(
+    source: str | Path, *, columns: Columns | None = None, max_bad: int = 0, weight: float = 1.0, join: Join | None = None
+) -> RowSource:
     """The rows of a file (see `files` for its kinds) or of a hub dataset (see `hub` for its name). Reads the first rows.
 
+    join: another file whose columns the rows get, before `columns` maps them.
     Raises `DataError`: unreadable or empty file, unknown format, missing columns; `RecipeError`: a `columns` map that means nothing.
     """
     check_columns(columns or {})
     path = Path(source)
     if path.is_file():
-        return _source(path.name, lambda: read_chunks(path), columns, max_bad, weight, path)
+        return _source(path.name, lambda: read_chunks(path), columns, max_bad, weight, path, join)
     if not path.exists() and extension(path) not in EXTENSIONS and is_hub_id(str(source)):
-        return _source(str(source), lambda: chunked(read_hub(str(source))), columns, max_bad, weight, None)
+        return _source(str(source), lambda: chunked(read_hub(str(source))), columns, max_bad, weight, None, join)
     if path.is_dir():
         files = sorted(item.name for item in path.iterdir() if extension(item) in EXTENSIONS)
         raise DataError("a folder, not a file", where=str(source), hint=f"name one of its files: {', '.join(files[:5]) or 'it holds none'}")
@@ -125,7 +130,7 @@ def rows_from(rows: Iterable[Mapping[str, Any]], *, columns: Columns | None = No
     """Rows from memory; the n-th is called `name:n`."""
     check_columns(columns or {})
     held = tuple(Row(Place(name, number), row) for number, row in enumerate(rows, start=1))
-    return _source(name, lambda: chunked(held), columns, max_bad, 1.0, None)
+    return _source(name, lambda: chunked(held), columns, max_bad, 1.0, None, None)
 
 
 def mix(sources: Sequence[RowSource], *, max_bad: int = 0) -> RowSource:
@@ -146,10 +151,12 @@ class Reads(Protocol):
     def name(self) -> str: ...
     @property
     def columns(self) -> Columns: ...
+    @property
+    def join(self) -> Join | None: ...
 
 
 def rows_of(chunks: Iterable[Chunk], part: Reads, split: Split | None) -> Iterator[Row | Rejected]:
-    """The rows of some chunks under the part's name and after its columns map, without those of the other side of a split."""
+    """The rows of some chunks under the part's name, with joined columns and after its map, without those of the other side of a split."""
     for chunk in chunks:
         for item in chunk.rows():
             place = item.place if item.place.file == part.name else replace(item.place, file=part.name)
@@ -157,7 +164,12 @@ def rows_of(chunks: Iterable[Chunk], part: Reads, split: Split | None) -> Iterat
                 if split is None or not split.held_out:  # a row that cannot be read is counted once, with the training rows
                     yield Rejected(place, item.reason)
             elif split is None or split.takes(item):
-                yield mapped(Row(place, item.fields), part.columns)
+                yield _read(Row(place, item.fields), part)
+
+
+def _read(row: Row, part: Reads) -> Row | Rejected:
+    joined = row if part.join is None else part.join.apply(row)
+    return joined if isinstance(joined, Rejected) else mapped(joined, part.columns)
 
 
 def check_rejected(rejected: Sequence[Rejected], count: int, max_bad: int, *, so_far: bool = False) -> None:
@@ -183,13 +195,19 @@ def two_formats(format: str, count: int, others: Mapping[str, int], first: str) 
 
 
 def _source(
-    name: str, chunks: Callable[[], Iterator[Chunk]], columns: Columns | None, max_bad: int, weight: float, path: Path | None
+    name: str,
+    chunks: Callable[[], Iterator[Chunk]],
+    columns: Columns | None,
+    max_bad: int,
+    weight: float,
+    path: Path | None,
+    join: Join | None,
 ) -> RowSource:
     """Looks at the first chunks that hold a row, to find the format."""
     chosen = columns or {}
     rejected: list[Rejected] = []
     for chunk in chunks():
-        items = list(chunk.rows())
+        items = [item if join is None or isinstance(item, Rejected) else join.apply(item) for item in chunk.rows()]
         rows = [item for item in items if isinstance(item, Row)]
         rejected += [item for item in items if isinstance(item, Rejected)]
         if rows:
@@ -198,8 +216,8 @@ def _source(
             format = detect(first.fields)
             if format is None:
                 raise unknown(first)
-            part = Part(name, chunks, chosen, format, weight, path.stat().st_size if path else 0, path)
-            return RowSource((part,), max_bad)
+            part = Part(name, chunks, chosen, format, weight, path.stat().st_size if path else 0, path, join)
+            return RowSource((part,), max_bad, notes=() if join is None else (join.note,))
         if len(rejected) > max_bad:
             break
     check_rejected(rejected, len(rejected), max_bad)

@@ -11,8 +11,10 @@ import numpy as np
 
 from postgrad.data import DataReport, RowSource, load_rows, mix, overlap
 from postgrad.data.files import EXTENSIONS, extension
+from postgrad.data.join import Join
 from postgrad.errors import RecipeError
 from postgrad.train.recipe import Data, Recipe, Source, TrainData
+from postgrad.train.recipe import Join as JoinKeys
 
 T = TypeVar("T")
 
@@ -55,6 +57,7 @@ def data_files(data: TrainData, base: Path) -> dict[str, Path]:
     wanted: list[tuple[str, Literal["train", "eval"]]] = [(source.file, "train") for source in _sources(data)]
     if isinstance(data, Data) and isinstance(data.eval, str):
         wanted.append((data.eval, "eval"))
+    wanted += [(join.file, "train") for join in (data.join, *(source.join for source in _sources(data))) if join is not None]
     found: dict[str, Path] = {}
     for name, kind in wanted:
         file = Path(data_file(name, base, wanted=kind))
@@ -67,7 +70,13 @@ def open_rows(recipe: Recipe, base: Path) -> tuple[RowSource, RowSource | None]:
     """(training rows, held-out rows)."""
     data = recipe.data
     parts = [
-        load_rows(data_file(source.file, base), columns=source.columns or data.columns, max_bad=data.max_bad, weight=source.weight)
+        load_rows(
+            data_file(source.file, base),
+            columns=source.columns or data.columns,
+            max_bad=data.max_bad,
+            weight=source.weight,
+            join=_join(source.join or data.join, base),
+        )
         for source in _sources(data)
     ]
     train = parts[0] if len(parts) == 1 else mix(parts, max_bad=data.max_bad)
@@ -79,7 +88,12 @@ def open_rows(recipe: Recipe, base: Path) -> tuple[RowSource, RowSource | None]:
 
 def open_file(name: str, recipe: Recipe, base: Path, *, wanted: Literal["train", "eval"] = "train") -> RowSource:
     """Another file, read as the recipe reads its own."""
-    return load_rows(data_file(name, base, wanted=wanted), columns=recipe.data.columns, max_bad=recipe.data.max_bad)
+    data = recipe.data
+    return load_rows(data_file(name, base, wanted=wanted), columns=data.columns, max_bad=data.max_bad, join=_join(data.join, base))
+
+
+def _join(join: JoinKeys | None, base: Path) -> Join | None:
+    return None if join is None else Join(base / join.file, join.on)
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,13 @@ class Checkpoint(Section):
     """Newest checkpoints kept; the last one that verifies is never removed."""
 
 
+class Join(Section):
+    file: str
+    """A file of the kinds that `train` names, relative to the recipe; each row has its own value in the column `on`."""
+    on: str
+    """The column that both files have, such as `id`."""
+
+
 class Source(Section):
     file: str
     """A .jsonl, .json, .jsonl.gz, .parquet, .csv or .arrow file (relative to the recipe), or a hub id."""
@@ -79,6 +86,8 @@ class Source(Section):
     """How often each row comes in one epoch: 2 = twice, 0.5 = a half of the rows, chosen by the seed."""
     columns: dict[str, Any] = {}
     """The map for this file; left out = `data.columns`."""
+    join: Join | None = None
+    """The file to join to this one; left out = `data.join`."""
 
 
 class TrainData(Section):
@@ -87,6 +96,8 @@ class TrainData(Section):
     or `stage:NAME` in a pipeline; or a list of them, with weights."""
     columns: dict[str, Any] = {}
     """Maps the file's columns to a format postgrad knows; see `postgrad.data`."""
+    join: Join | None = None
+    """Another file whose columns each row gets: a benchmark's answers, kept apart from its questions. Also for `eval`."""
     text_prompts: Literal["chat", "raw"] = "chat"
     """Whether a text prompt becomes a user message of the chat template, or stays raw text."""
     max_bad: Annotated[int, Field(ge=0)] = 0

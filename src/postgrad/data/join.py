@@ -1,0 +1,71 @@
+"""Columns from another file: benchmarks keep their answers apart, in rows that share a column with the questions (`id`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from postgrad.data.files import Rejected, Row, read_chunks
+from postgrad.errors import DataError
+
+Table = Mapping[str | int, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """To each row the columns of the row of `path` that has the same value in the column `on`."""
+
+    path: Path
+    on: str
+
+    @property
+    def note(self) -> str:
+        return f"each row has the columns of the row of {self.path.name} with the same {self.on}"
+
+    def apply(self, row: Row) -> Row | Rejected:
+        """The row with its new columns, or why it has none."""
+        key = _key(row, self.on)
+        if key is None:
+            return Rejected(row.place, f"the row has no {self.on!r} to find its columns in {self.path.name} by")
+        found = self.table().get(key)
+        if found is None:
+            return Rejected(row.place, f"{self.path.name} has no row with {self.on} = {key!r}")
+        differs = next((name for name, value in found.items() if name in row.fields and row.fields[name] != value), None)
+        if differs is not None:
+            return Rejected(row.place, f"the column {differs!r} has another value in {self.path.name}")
+        return Row(row.place, {**row.fields, **found})
+
+    def table(self) -> Table:
+        """The rows of the file by their value of `on`. Read once per process.
+
+        Raises `DataError`: no such file, a row that cannot be read or has no value there, or two rows with one value.
+        """
+        try:
+            changed = self.path.stat().st_mtime_ns
+        except OSError as error:
+            raise DataError("no such file", where=str(self.path), hint="check data.join.file") from error
+        return _table(self.path, self.on, changed)
+
+
+@lru_cache(maxsize=4)
+def _table(path: Path, on: str, changed: int) -> Table:
+    table: dict[str | int, Mapping[str, Any]] = {}
+    for chunk in read_chunks(path):
+        for item in chunk.rows():
+            if isinstance(item, Rejected):
+                raise DataError(item.reason, where=item.name, hint="mend the row: without it, a question has no answer")
+            key = _key(item, on)
+            if key is None:
+                raise DataError(f"the row has no {on!r}, a text or whole number", where=item.name, hint="check data.join.on")
+            if key in table:
+                raise DataError(f"a second row has {on} = {key!r}", where=item.name, hint="keep one of them")
+            table[key] = item.fields
+    return table
+
+
+def _key(row: Row, on: str) -> str | int | None:
+    value = row.fields.get(on)
+    return value if isinstance(value, str | int) and not isinstance(value, bool) and value != "" else None
