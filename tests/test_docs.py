@@ -387,3 +387,50 @@ def test_agents_page_names_every_option_and_every_kind_of_failure():
     page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
     keys = {*ToolItem.model_fields, *MCPServer.model_fields, *OpenAPI.model_fields, *Isolation.model_fields}
     assert [name for name in (*keys, *ErrorKind) if not re.search(rf"\b{name}\b", page)] == []
+
+
+def test_sandbox_and_environments_in_the_agents_page(agent_files, monkeypatch):
+    from postgrad.rollout import load_tools
+    from postgrad.rollout.environments import end_session
+    from postgrad.rollout.episode import put_back, take_snapshot
+    from postgrad.rollout.execute import ToolLimits, execute
+    from postgrad.types import Prompt, ToolCall
+
+    recipes = [text for text in blocks("docs/agents.md", "yaml") if text.startswith("method:")]
+    found = []
+    for text in recipes:
+        (agent_files / "recipe.yaml").write_text(text)
+        found.append(load_recipe(agent_files / "recipe.yaml").recipe)
+    _, coder, game = found
+    assert isinstance(game, PPORecipe)
+    assert [spec.name for spec in load_tools(coder.tools, agent_files, to_run=False).specs] == ["python"]
+
+    with load_tools(game.tools, agent_files) as toolbox:
+        [environment] = toolbox.environments
+        session = toolbox.open([environment.reset_arguments(Prompt("games:1", (), {"level": "easy"}), seed=3)])
+        assert session.observation == "Guess my number. The level is easy."
+        [instance] = session.instances
+        wrong = 1 if instance.secret > 1 else 2
+        [results] = execute([(session, [ToolCall("guess", {"number": n}) for n in (wrong, instance.secret)])], ToolLimits(deadline_s=60))
+        assert [(result.reward, result.done) for result in results] == [(-0.1, False), (1.0, True)]
+        [again] = toolbox.open([{"seed": 4}]).instances
+        put_back(again, take_snapshot(instance))
+        assert (again.secret, again.tries) == (instance.secret, 2)
+
+    with load_tools(["worlds.py:TRLWordle"], agent_files) as toolbox:
+        [environment] = toolbox.environments
+        session = toolbox.open([environment.reset_arguments(Prompt("words:1", (), {"word": "crane"}))])
+        [[result]] = execute([(session, [ToolCall("guess", {"word": "crane"})])], ToolLimits(deadline_s=60))
+        assert (result.content, end_session(session).reward) == ("5", 1.0)
+
+
+def test_problems_in_the_agents_page_are_written_and_scored(tmp_path, monkeypatch):
+    pytest.importorskip("reasoning_gym")
+    from postgrad.tasks import score, unpacked
+
+    monkeypatch.chdir(tmp_path)
+    (code,) = [text for text in blocks("docs/agents.md", "python") if "postgrad.tasks" in text]
+    exec(code, {})
+    written = [json.loads(line) for line in (tmp_path / "sums.jsonl").read_text().splitlines()]
+    assert len(written) == 500
+    assert score(written[0]["answer"], unpacked(written[0]["reasoning_gym"])) == 1.0
