@@ -63,7 +63,7 @@ def _key(source: RowSource, method: str, encoder: Any) -> str:
         assert part.path is not None
         digest.update(file_sha256(part.path).encode())
         if part.join is not None:
-            digest.update(f"{part.join.on} {file_sha256(part.join.path)}".encode())
+            digest.update(f"{part.join.by} {file_sha256(part.join.path)}".encode())
     described = [method, _code(), _described(encoder), source.split, source.max_bad]
     described += [(part.name, sorted(part.columns.items()), part.format) for part in source.parts]
     digest.update(repr(described).encode())

@@ -93,7 +93,7 @@ def open_file(name: str, recipe: Recipe, base: Path, *, wanted: Literal["train",
 
 
 def _join(join: JoinKeys | None, base: Path) -> Join | None:
-    return None if join is None else Join(base / join.file, join.on)
+    return None if join is None else Join(base / join.file, join.by)
 
 
 @dataclass(frozen=True)

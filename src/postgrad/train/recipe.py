@@ -74,8 +74,8 @@ class Checkpoint(Section):
 
 class Join(Section):
     file: str
-    """A file of the kinds that `train` names, relative to the recipe; each row has its own value in the column `on`."""
-    on: str
+    """A file of the kinds that `train` names, relative to the recipe; each row has its own value in the column `by`."""
+    by: str
     """The column that both files have, such as `id`."""
 
 
