@@ -81,7 +81,12 @@ def data_files(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "kinds"),
-    [("data", [SFTRecipe, SFTRecipe, SFTRecipe]), ("preferences", [RewardRecipe, DPORecipe]), ("ppo", [PPORecipe]), ("rewards", [GRPORecipe])],
+    [
+        ("data", [SFTRecipe, SFTRecipe, SFTRecipe]),
+        ("preferences", [RewardRecipe, DPORecipe]),
+        ("ppo", [PPORecipe]),
+        ("rewards", [GRPORecipe]),
+    ],
 )
 def test_recipes_in_the_pages_are_valid(tmp_path, name, kinds):
     found = []
