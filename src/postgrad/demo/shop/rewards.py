@@ -1,8 +1,8 @@
 """The rewards of the shop. `steps` judges each turn by itself, so that the right first call is paid also where the second goes wrong.
 
-    steps         0.3   per turn: first one look-up of the thing, then one product of number and price
-    correctness   1.0   the last answer is the right amount
-    malformed     0.5   × −1 for a call that cannot be executed
+steps         0.3   per turn: first one look-up of the thing, then one product of number and price
+correctness   1.0   the last answer is the right amount
+malformed     0.5   × −1 for a call that cannot be executed
 """
 
 from __future__ import annotations
