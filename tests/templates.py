@@ -60,6 +60,11 @@ MISTRAL_V11 = _calling(
     "{% for c in m.tool_calls %}{{ '[TOOL_CALLS]' + c.function.name + '[CALL_ID]' + c.id }}"
     "{{ '[ARGS]' + (c.function.arguments | tojson) }}{% endfor %}"
 )
+XML = _calling(
+    "{% for c in m.tool_calls %}{{ '\n<tool_call>\n<function=' + c.function.name + '>\n' }}"
+    "{% for key, value in c.function.arguments | items %}{{ '<parameter=' + key + '>\n' }}"
+    "{{ (value if value is string else value | tojson) + '\n</parameter>\n' }}{% endfor %}{{ '</function>\n</tool_call>' }}{% endfor %}"
+)
 
 
 def _deepseek(call: str, between: str, *, tools: bool = True, opens: str = "", keeps: bool = False) -> str:
@@ -104,6 +109,7 @@ CALLING = {
     "mistral_v11": MISTRAL_V11,
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v31": DEEPSEEK_V31,
+    "xml": XML,
 }
 """By the style of its calls, a template that prints tools and calls itself."""
 

@@ -9,7 +9,7 @@ import re
 import unicodedata
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from postgrad.chat.codecs import (
@@ -21,6 +21,7 @@ from postgrad.chat.codecs import (
     MISTRAL_V11,
     PYTHONIC,
     STYLES,
+    XML,
     CannotWrite,
     describe_tools,
 )
@@ -71,6 +72,7 @@ NAMES = {
     "mistral_v11": st.from_regex(r"[\w.:/-]{1,10}", fullmatch=True),
     "deepseek_v3": st.from_regex(r"[\w.:/-]{1,10}", fullmatch=True),
     "deepseek_v31": st.from_regex(r"[\w.:/-]{1,10}", fullmatch=True),
+    "xml": st.from_regex(r"[\w.:/-]{1,10}", fullmatch=True),
 }
 KEYS = {name: NAMES["pythonic"].filter(lambda name: "." not in name) if name == "pythonic" else texts for name in STYLES}
 
@@ -81,16 +83,27 @@ def spec(name: str, *parameters: str) -> ToolSpec:
     )
 
 
+def typed_spec(call: ToolCall) -> ToolSpec:
+    """A tool whose parameters are text where this call's are, and anything else otherwise."""
+    properties = {key: {"type": "string"} if isinstance(value, str) else {} for key, value in call.arguments.items()}
+    return ToolSpec(call.name, "", {"type": "object", "properties": properties})
+
+
 @every_style
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_what_a_style_writes_it_reads_back(style, data):
     """Several calls in a turn, text before them kept, nested values, quotes and markers inside strings."""
     one = st.tuples(NAMES[style.name], st.dictionaries(KEYS[style.name], json_values, max_size=3))
-    pairs = data.draw(st.lists(one, min_size=1, max_size=3))
+    pairs = data.draw(st.lists(one, min_size=1, max_size=3, unique_by=(lambda pair: pair[0]) if style.typed else None))
     content = data.draw(st.sampled_from(["", "I look it up.", "Ich schaue nach:\n\n- é [1] (2)", '{"answer": 3} is no call']))
     calls = tuple(ToolCall(name, values, id=f"call_{index}") for index, (name, values) in enumerate(pairs))
-    found, read = style.parse(style.write(content, calls))
+    try:
+        text = style.write(content, calls)
+    except CannotWrite:
+        assume(style is not XML)
+        raise
+    found, read = style.read(text, [typed_spec(call) for call in calls])
     assert (found, read) == (content, calls)
     assert json.dumps([call.arguments for call in read], sort_keys=True) == json.dumps([call.arguments for call in calls], sort_keys=True)
 
@@ -98,7 +111,7 @@ def test_what_a_style_writes_it_reads_back(style, data):
 @every_style
 def test_text_after_the_calls_is_kept(style):
     calls = (ToolCall("add", {"a": 1}, id="call_0"), ToolCall("sub", {}, id="call_1"))
-    assert style.parse(style.write("Before.", calls) + "\nAfter.") == ("Before.\nAfter.", calls)
+    assert style.read(style.write("Before.", calls) + "\nAfter.", ()) == ("Before.\nAfter.", calls)
 
 
 @every_style
@@ -345,6 +358,67 @@ class TestPythonic:
         written = PYTHONIC.write("", [ToolCall("f", {"a": True, "b": None, "c": {"k": [1.5, "é\n"]}})])
         assert written == '[f(a=True, b=None, c={"k": [1.5, "é\\n"]})]'
         assert isinstance(ast.parse(written, mode="eval").body, ast.List)
+
+
+class TestXml:
+    ONE = "<tool_call>\n<function=f>\n%s</function>\n</tool_call>"
+
+    def read(self, value: str, schema: object) -> object:
+        tools = [ToolSpec("f", "", {"type": "object", "properties": {"a": schema}})]
+        _, (call,) = XML.read(self.ONE % f"<parameter=a>\n{value}\n</parameter>\n", tools)
+        assert isinstance(call, ToolCall)
+        return call.arguments["a"]
+
+    @pytest.mark.parametrize(
+        ("value", "schema", "read"),
+        [
+            ("5", {"type": "integer"}, 5),
+            ("5", {"type": "number"}, 5),
+            ("5", {"type": "string"}, "5"),
+            ("null", {"type": "string"}, "null"),
+            ("null", {"type": ["string", "null"]}, None),
+            ("5", {"type": ["string", "null"]}, "5"),
+            ("true", {"type": "boolean"}, True),
+            ("five", {"type": "integer"}, "five"),
+            ('"5"', {"type": "integer"}, '"5"'),
+            ("[1, 2]", {"type": "array"}, [1, 2]),
+            ("[1, 2", {"type": "array"}, "[1, 2"),
+            ('{"k": 1} x', {"type": "object"}, '{"k": 1} x'),
+            ("3", {"enum": [1, 3]}, 3),
+            ("3", {"enum": ["3"]}, "3"),
+            ("3", {"anyOf": [{"type": "integer"}, {"type": "null"}]}, 3),
+            ("3", {"anyOf": [{"type": "string"}, {"type": "null"}]}, "3"),
+            ("3", {}, 3),
+            ("x", {}, "x"),
+            ("", {"type": "string"}, ""),
+            ("a\n  b\n", {"type": "string"}, "a\n  b\n"),
+        ],
+    )
+    def test_the_schema_says_what_a_value_is(self, value, schema, read):
+        found = self.read(value, schema)
+        assert (found, type(found)) == (read, type(read))
+
+    @pytest.mark.parametrize(
+        ("inside", "error"),
+        [
+            ('{"name": "f", "arguments": {}}', "a call is written <tool_call>, <function=name>"),
+            ("<function=f>\nx\n</function>\n", "something else than parameters"),
+            ("<function=f>\n<parameter=a>\n1\n</function>\n", "something else than parameters"),
+            ("<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=a>\n2\n</parameter>\n</function>\n", "'a' stands twice"),
+        ],
+    )
+    def test_what_is_no_call_is_told(self, inside, error):
+        content, (call,) = XML.parse(f"Hm.\n<tool_call>\n{inside}</tool_call>")
+        assert isinstance(call, MalformedCall)
+        assert error in call.error
+        assert content == "Hm."
+
+    @pytest.mark.parametrize(
+        "call", [ToolCall("a b", {}), ToolCall("f", {"a>": 1}), ToolCall("f", {"a": "</parameter>"}), ToolCall("f", {"": 1})]
+    )
+    def test_what_cannot_stand_between_tags_is_not_written(self, call):
+        with pytest.raises(CannotWrite):
+            XML.write("", [call])
 
 
 @pytest.mark.parametrize("name", ["mistral_v11", "deepseek_v3", "deepseek_v31"])

@@ -15,7 +15,8 @@ from postgrad.errors import DataError
 from postgrad.testing import CHATML
 from postgrad.types import MalformedCall, Message, ToolCall, ToolSpec
 
-ADD = ToolSpec("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+ADD = ToolSpec("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}, "f": {"type": "string"}}, "required": ["a"]})
+TEXT_ADD = ToolSpec("add", "Adds.", {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]})
 ASK = Message("user", "2 + 2")
 VALUES = {"a": 2, "b": -1.5, "c": True, "d": None, "e": [1, "x", {"k": []}], "f": 'it\'s "quoted"\n<|im_end|> 😀'}
 CALL = ToolCall("add", VALUES, id="call_0")
@@ -56,7 +57,7 @@ def test_calls_with_values_of_every_type_survive_the_way_through_tokens(named):
     name, format = named
     turn = Message("assistant", "" if name in NO_TEXT_BESIDE_CALLS else "I add.", (CALL,) if name in ONE_CALL else (CALL, OTHER))
     encoded = format.conversation([ASK, turn, *RESULTS[: len(turn.tool_calls)], Message("assistant", "4")], [ADD])
-    read = format.parse(answers(format, encoded, 1))
+    read = format.parse(answers(format, encoded, 1), [ADD])
     assert read.message == turn
     assert repr(read.message.tool_calls[0].arguments) == repr(VALUES)
 
@@ -68,12 +69,12 @@ def test_markers_are_special_tokens_where_the_style_writes_them_and_text_where_s
 
     def written(text: str) -> list[int]:
         conversation = [Message("user", text), Message("assistant", "", (ToolCall("add", {"a": text}),))]
-        return [token for token in format.conversation(conversation, [ADD]).token_ids if token in special]
+        return [token for token in format.conversation(conversation, [TEXT_ADD]).token_ids if token in special]
 
     assert written("".join(MARKERS)) == written("calm")
     style = STYLES[format.call_style]
     in_vocabulary = [marker for marker in style.markers if marker in format._tokens.special]
-    assert in_vocabulary or style.name in ("hermes", "llama3")
+    assert in_vocabulary or style.name in ("hermes", "llama3", "xml")
     if style.name.startswith(("mistral", "deepseek")):
         assert format._tokens.special[in_vocabulary[0]] in written("calm")
 

@@ -117,4 +117,3 @@ def call_style(written: str, tokens: Tokens) -> codecs.CallStyle | None:
         if [call for call in calls if isinstance(call, ToolCall)] == [PROBE_CALL]:
             return style
     return None
-

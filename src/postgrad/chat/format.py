@@ -32,7 +32,7 @@ from postgrad.chat.turns import Chat, Turns, last_assistant, unused
 from postgrad.errors import DataError
 from postgrad.types import Message, ToolCall, ToolSpec
 
-ToolProtocol = Literal["auto", "template", "text", "llama3", "pythonic", "mistral", "mistral_v11", "deepseek_v3", "deepseek_v31"]
+ToolProtocol = Literal["auto", "template", "text", "llama3", "pythonic", "mistral", "mistral_v11", "deepseek_v3", "deepseek_v31", "xml"]
 """What a recipe may ask for: `auto`, the template's own way, or postgrad's text protocol: in hermes style (`text`) or the named one."""
 
 _TAIL = 32
@@ -219,21 +219,22 @@ class ChatFormat:
             return True
         if not text.startswith(prompt):
             return True
-        printed = self._reader.printed(self._turns.body(text, len(prompt)), chat.guard, opened=opens_thinking(prompt))
+        printed = self._reader.printed(self._turns.body(text, len(prompt)), chat.guard, tools, opened=opens_thinking(prompt))
         return not same(printed.message, turn)
 
     # ---- sampled turns
 
-    def parse(self, token_ids: Sequence[int], *, read: Sequence[int] | None = None) -> ParsedTurn:
+    def parse(self, token_ids: Sequence[int], tools: Sequence[ToolSpec] = (), *, read: Sequence[int] | None = None) -> ParsedTurn:
         """A sampled turn (with or without its end token) as a message and its calls. Never raises on what a model can write.
 
-        read: the ids that the turn continues, which say whether its reasoning was opened there; left out = those of a first turn.
+        tools: those that were offered; a style whose text does not say what type a value has (`xml`) needs them.
+        read:  the ids that the turn continues, which say whether its reasoning was opened there; left out = those of a first turn.
         """
         ids = list(token_ids)
         while ids and ids[-1] in self.stop_ids:
             ids.pop()
         opened = self._facts.opens_thinking if read is None else opens_thinking(self._tokens.decode_raw(read[-_TAIL:]))
-        return self._reader.sampled(ids, opened=opened)
+        return self._reader.sampled(ids, tools, opened=opened)
 
     def glue(
         self,
@@ -297,7 +298,7 @@ class ChatFormat:
         chat = self._chat(messages, tools)
         turns, text = self._turns.walk(chat, only_last=only_last)
         for turn in turns:
-            printed = self._reader.printed(turn.body, chat.guard, opened=opens_thinking(turn.prompt))
+            printed = self._reader.printed(turn.body, chat.guard, tools, opened=opens_thinking(turn.prompt))
             self._reader.require_same(messages[chat.origin[turn.index]], printed, chat.guard.remove(turn.body))
         return encode_turns(self._tokens, chat, turns, text, header=self._facts.header)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from postgrad.chat.codecs import CallStyle
 from postgrad.chat.facts import Facts
 from postgrad.chat.render import TemplateRefuses
 from postgrad.chat.tokens import Guard, Tokens
-from postgrad.types import MalformedCall, Message, ToolCall
+from postgrad.types import MalformedCall, Message, ToolCall, ToolSpec
 
 _OPEN, _CLOSE = "<think>", "</think>"
 
@@ -44,19 +45,19 @@ class Reader:
     facts: Facts
     style: CallStyle
 
-    def sampled(self, token_ids: list[int], *, opened: bool) -> ParsedTurn:
+    def sampled(self, token_ids: list[int], tools: Sequence[ToolSpec], *, opened: bool) -> ParsedTurn:
         """A turn from its ids without the end token. `opened`: it continues a reasoning that the prompt has opened."""
         special = self.tokens.special
         keep = frozenset(special[marker] for marker in self.style.markers if marker in special)
-        return self.read(self.tokens.decode(token_ids, keep=keep), opened=opened)
+        return self.read(self.tokens.decode(token_ids, keep=keep), tools, opened=opened)
 
-    def printed(self, body: str, guard: Guard, *, opened: bool) -> ParsedTurn:
+    def printed(self, body: str, guard: Guard, tools: Sequence[ToolSpec], *, opened: bool) -> ParsedTurn:
         """A turn from what a template printed of it."""
-        return self.read(guard.remove(self.tokens.shown(body, keep=self.style.markers)), opened=opened)
+        return self.read(guard.remove(self.tokens.shown(body, keep=self.style.markers)), tools, opened=opened)
 
-    def read(self, text: str, *, opened: bool) -> ParsedTurn:
+    def read(self, text: str, tools: Sequence[ToolSpec], *, opened: bool) -> ParsedTurn:
         reasoning, rest = self._split(text, opened=opened)
-        content, calls = self.style.parse(rest)
+        content, calls = self.style.read(rest, tools)
         good = tuple(call for call in calls if isinstance(call, ToolCall))
         return ParsedTurn(Message("assistant", content, tool_calls=good, reasoning=reasoning), calls)
 

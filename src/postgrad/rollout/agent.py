@@ -284,7 +284,7 @@ class _Loop:
         _check_completion(state, request, completion)
         if state.prompt.raw_text is not None:
             return Turn(completion, Message("assistant", self.chat.decode(completion.token_ids)), ())
-        parsed = self.chat.parse(completion.token_ids, read=state.context)
+        parsed = self.chat.parse(completion.token_ids, self._shown(state.prompt), read=state.context)
         if not self._shown(state.prompt) and parsed.calls:  # nobody offered tools: what looks like a call is text
             return Turn(completion, Message("assistant", self.chat.decode(completion.token_ids)), ())
         message, calls = numbered(parsed.message, parsed.calls, start=len(state.tool_results))
@@ -394,7 +394,7 @@ class _Loop:
     def _note_closed(self, *, wait: bool = False) -> None:
         """The reward goes to the rollout. One that cannot be had spoils it; a failing close is logged: the rollout itself is whole."""
         for (slot, _), [[outcome]] in self.closing.finished(wait=wait):
-            ending = Ending(problem=f"no result within {outcome.seconds:g} s") if isinstance(outcome, Expired) else outcome.value
+            ending = self._overdue(outcome.seconds) if isinstance(outcome, Expired) else outcome.value
             state = self.states[slot]
             if ending.problem:
                 log.warning("an environment did not close: %s", ending.problem)
@@ -404,6 +404,12 @@ class _Loop:
                 errors = (*state.infrastructure_errors, ending.failure)
                 state = replace(state, infrastructure_errors=errors, stop=StopReason.INFRASTRUCTURE)
             self.states[slot] = replace(state, environment_reward=ending.reward)
+
+    def _overdue(self, seconds: float) -> Ending:
+        """Nobody knows whether it was the reward or the closing that did not return: where a reward was to come, it is missing."""
+        text = f"no result within {seconds:g} s"
+        rewarding = any(hasattr(item.factory, "get_reward") for item in self.toolbox.environments)
+        return Ending(failure=f"get_reward: {text}" if rewarding else "", problem=text)
 
     def groups(self) -> list[Group]:
         rollouts = [

@@ -29,7 +29,8 @@ def _example(tool: ToolSpec, style: CallStyle) -> str:
     names = list(_properties(tool.parameters))
     required = [name for name in names if name in (tool.parameters.get("required") or ())]
     blank = "pgValue"
-    return style.write("", [ToolCall(tool.name, dict.fromkeys(required or names[:1], blank))]).replace(dumps(blank), "...")
+    written = style.write("", [ToolCall(tool.name, dict.fromkeys(required or names[:1], blank))])
+    return written.replace(dumps(blank), "...").replace(blank, "...")
 
 
 def _signature(parameters: Mapping[str, Any]) -> str:

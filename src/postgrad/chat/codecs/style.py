@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from postgrad.types import MalformedCall, ToolCall
+from postgrad.types import MalformedCall, ToolCall, ToolSpec
 
 Call = ToolCall | MalformedCall
 Parsed = tuple[str, tuple[Call, ...]]
@@ -21,12 +21,21 @@ class CallStyle:
     """write:   the text of a turn, from its content and calls. Raises `CannotWrite`.
     parse:   content and calls of a turn's text; never raises. `parse(write(content, calls))` gives back content and calls.
     markers: strings that a tokenizer may have as special tokens and that `parse` must see (other special tokens are dropped before).
+    typed:   for a style whose text does not say what type a value has: a call that `parse` read, with the types that its tool asks for.
     """
 
     name: str
     write: Callable[[str, Sequence[ToolCall]], str]
     parse: Callable[[str], Parsed]
     markers: tuple[str, ...] = ()
+    typed: Callable[[ToolCall, Sequence[ToolSpec]], ToolCall] | None = None
+
+    def read(self, text: str, tools: Sequence[ToolSpec]) -> Parsed:
+        """`parse`, and the types of the values where only the tools say them."""
+        content, calls = self.parse(text)
+        if self.typed is None:
+            return content, calls
+        return content, tuple(self.typed(call, tools) if isinstance(call, ToolCall) else call for call in calls)
 
 
 def joined(content: str, written: str) -> str:
