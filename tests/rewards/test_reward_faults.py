@@ -82,6 +82,7 @@ def test_an_interrupted_trainer_leaves_no_worker_behind(tmp_path):
         HEAD + "async def r(completion):\n    print('worker', os.getpid(), flush=True)\n    await asyncio.sleep(60)\n    return 1\n"
     )
     script = (
+        "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell may have started the tests with it ignored
         "from postgrad.rewards.load import load_rewards\nfrom postgrad.rewards.score import Scorer\nfrom postgrad.types import *\n"
         "rollout = Rollout((Segment(Source.PROMPT, (1,)),), (Message('assistant', 'x'),), StopReason.END)\n"
         "try:\n"
