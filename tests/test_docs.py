@@ -18,6 +18,7 @@ from postgrad.protocols import SamplingParams
 from postgrad.rewards.score import Scores
 from postgrad.rollout.items import ToolItem
 from postgrad.testing import ScriptedPolicy, tiny_tokenizer
+from postgrad.train.datasets import open_rows
 from postgrad.train.metrics import docs_page
 from postgrad.train.recipe import PAIR_LOSSES, REFERENCE_FREE_LOSSES, DPORecipe, GRPORecipe, PPORecipe, RewardRecipe, SFTRecipe
 from postgrad.train.recipe_file import load_recipe
@@ -439,3 +440,41 @@ def test_problems_in_the_agents_page_are_written_and_scored(tmp_path, monkeypatc
     written = [json.loads(line) for line in (tmp_path / "sums.jsonl").read_text().splitlines()]
     assert len(written) == 500
     assert score(written[0]["answer"], unpacked(written[0]["reasoning_gym"])) == 1.0
+
+
+def test_styles_of_calls_in_the_agents_page(capsys):
+    from typing import get_args
+
+    from postgrad.chat import ToolProtocol
+    from postgrad.chat.codecs import STYLES
+
+    page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+    assert [name for name in (*STYLES, *get_args(ToolProtocol)) if f"`{name}`" not in page] == []
+    rows = re.findall(r"^\| `(\w+)` \| `(.+?)`", page, re.MULTILINE)
+    shown = {name: call for name, call in rows if name in STYLES}
+    for name in ("hermes", "llama3", "pythonic", "mistral", "mistral_v11", "deepseek_v31"):  # the others stand on several lines
+        (call,) = STYLES[name].parse(shown[name])[1]
+        assert (call.name, dict(call.arguments)) == ("add", {"a": 1})
+    (code,) = [text for text in blocks("docs/agents.md", "python") if "STYLES" in text]
+    exec(code, {})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:2] == ["I look it up.", '[weather(city="Oslo", days=3)]']
+    assert "an argument is a literal value, not home" in printed[2]
+
+
+def test_bfcl_in_the_agents_page_fits_the_real_files(shared_data, tmp_path):
+    from postgrad.train.recipe import Pipeline
+
+    (text,) = [text for text in blocks("docs/agents.md", "yaml") if text.startswith("# bfcl.yaml")]
+    (tmp_path / "bfcl.yaml").write_text(text, encoding="utf-8")
+    for name in ("bfcl_simple_python.jsonl", "bfcl_simple_python_answers.jsonl"):
+        (tmp_path / name).symlink_to(shared_data / name)
+    recipe = load_recipe(tmp_path / "bfcl.yaml").recipe
+    assert isinstance(recipe, Pipeline)
+    heldout = []
+    for stage in recipe.stages.values():
+        train, held = open_rows(stage, tmp_path)
+        assert held is not None
+        assert (train.format, len(train.read()) + len(held.read())) == ("question+calls", 400)
+        heldout.append([row.name for row in held.read()])
+    assert heldout[0] == heldout[1]
