@@ -35,7 +35,11 @@ def _root(
 @app.command()
 def demo(
     chapter: Annotated[
-        str, typer.Argument(help="tools (SFT, then Agent GRPO), shop (two tools), ppo (GRPO beside PPO), preferences or rlhf (SFT to PPO).")
+        str,
+        typer.Argument(
+            help="tools (SFT, then Agent GRPO), shop (two tools), ppo (GRPO beside PPO), preferences, rlhf (SFT to PPO); or a trap of "
+            "reward design before and after its remedy: hacking, sparsity, collapse or conflict."
+        ),
     ] = "tools",
     quick: Annotated[bool, typer.Option("--quick", help="The same line in a few minutes, with fewer steps and problems.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of data, noise and order.")] = 0,
@@ -58,8 +62,13 @@ def demo(
         from postgrad.cli.demo_rlhf import run_rlhf
 
         run_rlhf(quick=quick, seed=seed, run_dir=run_dir, overwrite=overwrite, json_output=json_output)
+    elif chapter in ("hacking", "sparsity", "collapse", "conflict"):
+        from postgrad.cli.demo_traps import run_trap
+
+        run_trap(chapter, quick=quick, seed=seed, run_dir=run_dir, overwrite=overwrite, json_output=json_output)
     else:
-        raise RecipeError(f"no chapter {chapter!r}", where="demo", hint="tools, shop, ppo, preferences or rlhf")
+        known = "tools, shop, ppo, preferences, rlhf, hacking, sparsity, collapse or conflict"
+        raise RecipeError(f"no chapter {chapter!r}", where="demo", hint=known)
 
 
 @app.command()
