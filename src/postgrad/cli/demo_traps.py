@@ -9,6 +9,7 @@ last step, so the numbers of the table are those that the runs wrote.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -20,7 +21,7 @@ from postgrad.cli.console import duration, stderr, stdout, table
 from postgrad.demo.traps import weekdays
 from postgrad.rewards.doctor import Diagnosis, Finding, Skipped, examine, observe
 from postgrad.rewards.doctor.finding import Result
-from postgrad.rewards.doctor.render import WORDS, fix_line, line_of
+from postgrad.rewards.doctor.render import WORDS, fix_line, line_of, summary
 from postgrad.rewards.doctor.run_files import flat
 from postgrad.train.recipe import GRPORecipe, Pipeline
 from postgrad.train.recipe_file import LoadedRecipe
@@ -82,9 +83,12 @@ class Reading:
 
 @dataclass(frozen=True)
 class Side:
-    """A run: the doctor's readings, the line of the check that is to name the trap ("" when it passed), an answer of the last step."""
+    """A run: the doctor's readings over all of it and over its last two windows, its summary, the line of the check that is to name the
+    trap ("" when it passed), and a question of the last step with its answer."""
 
     readings: tuple[Reading, ...]
+    at_the_end: tuple[Reading, ...]
+    summary: str
     named: str
     sample: tuple[str, str]
 
@@ -156,20 +160,26 @@ def _shown(key: str, value: Any) -> str:
 
 
 def _side(trap: Trap, diagnosis: Diagnosis, run: RunDirectory) -> Side:
-    findings = {finding.id: finding for finding in diagnosis.findings}
+    observed = diagnosis.observed
+    last = len(observed.windows) - 1
+    end = examine(observed.join(max(0, last - 1), last))
+    named = next((line_of(finding) for finding in diagnosis.findings if finding.id == trap.check), "")
+    group = run.read_rollouts(observed.step_range[1])[0]
+    sample = group["prompt"]["messages"][-1]["content"], group["rollouts"][0]["text"].strip()
+    return Side(_readings(trap, diagnosis), _readings(trap, end), summary(diagnosis), named, sample)
+
+
+def _readings(trap: Trap, diagnosis: Diagnosis) -> tuple[Reading, ...]:
     results: tuple[Result, ...] = (*diagnosis.findings, *diagnosis.passed, *diagnosis.skipped)
-    readings = [_reading(item) for item in results if item.id in trap.watched]
-    group = run.read_rollouts(diagnosis.observed.step_range[1])[0]
-    question, answer = group["prompt"]["messages"][-1]["content"], group["rollouts"][0]["text"].strip()
-    named = line_of(findings[trap.check]) if trap.check in findings else ""
-    return Side(tuple(sorted(readings, key=lambda item: trap.watched.index(item.check))), named, (question, answer))
+    return tuple(_reading(item) for check in trap.watched for item in results if item.id == check)
 
 
 def _reading(item: Result) -> Reading:
     if isinstance(item, Skipped):
         return Reading(item.id, item.title, None, "skipped")
     verdict = WORDS[item.severity].lower() if isinstance(item, Finding) else "passed"
-    return Reading(item.id, item.title, item.evidence.get("value"), verdict)
+    value = item.evidence.get("value")
+    return Reading(item.id, item.title, None if value is None or math.isnan(value) else value, verdict)
 
 
 def _interval(record: Mapping[str, Any], reward: str, count: int) -> Interval:
@@ -193,11 +203,12 @@ def show(trap: Trap, story: Story) -> None:
     for change in story.changed:
         stdout.print(f"changed in `after`: {change}", markup=False)
     stdout.print()
-    rows = [
-        [f"{old.check} {old.title}", _number(old), _number(new)]
-        for old, new in zip(story.before.readings, story.after.readings, strict=True)
-    ]
-    stdout.print(table("the doctor's numbers", ["check", "before", "after"], rows))
+    columns = (story.before.readings, story.before.at_the_end, story.after.readings, story.after.at_the_end)
+    rows = [[f"{item[0].check} {item[0].title}", *map(_number, item)] for item in zip(*columns, strict=True)]
+    heads = ["check", "before", "before, at the end", "after", "after, at the end"]
+    stdout.print(table("the doctor's numbers: where they were worst, and in the last two windows", heads, rows))
+    for name, side in zip(STAGES, (story.before, story.after), strict=True):
+        stdout.print(f"all checks on {name}: {side.summary}", markup=False)
     stdout.print()
     lines = [[label, *map(percent, story.heldout[name])] for name, label in trap.measures.items()]
     lines.append(["tokens per answer", *(f"{value:.1f}" for value in story.tokens)])

@@ -477,6 +477,12 @@ def test_a_measure_that_rises_less_but_rises_has_not_parted():
     assert finding("R18", evaluated(sampled, [0.63, 0.7, 0.66, 0.65, 0.72], every=2))
 
 
+def test_a_measure_that_rises_late_and_slowly_has_not_parted():
+    """As measured: a total of outcome and progress learns progress first. Five held-out values cannot rise more clearly than these."""
+    progress = [0.05, 0.1, 0.11, 0.11, 0.28, 0.54, 0.46, 0.74, 0.69, 0.95]
+    assert passes("R18", evaluated(progress, [0.0, 0.0, 0.06, 0.14, 0.24], every=2)).evidence["truth_p"] < 0.05
+
+
 def test_held_out_prompts_are_judged_by_what_is_not_trained_on():
     found = finding("R18", parting(strict=[0.25] * 6, points=range(7)))
     assert "while eval/rewards/strict/mean changed by +0" in found.message

@@ -72,7 +72,8 @@ def _judge(observed: Observed, series: Series) -> Result:
         "truth_p": mann_kendall(series.truth)[0],
     }  # fmt: skip
     level = min(rule.levels.level(gap), rule.levels.level(series.gap(drop=1)))
-    together = evidence["truth_p"] < CLEAR or series.share > TOGETHER
+    clear = CLEAR if len(series.steps) >= 8 else TREND  # fewer values cannot be clearer
+    together = evidence["truth_p"] < clear or series.share > TOGETHER
     if evidence["proxy_p"] >= TREND or together or not level:
         return Passed(rule.id, rule.title, f"the trained reward and {series.name} do not part (gap {gap:.2f})", evidence)
     return found(rule, level, _explain(series, evidence), observed, still=True)
