@@ -73,7 +73,8 @@ MARKS: dict[str, _Rule] = {
     ),
     "rewrites_history": _Rule("info", "{n} conversations became one row per turn, because the template rewrites earlier turns"),
     "tools_as_text": _Rule(
-        "info", "{n} rows bring tools, which the chat template ignores; they are described in the system message, and calls are text"
+        "info",
+        "{n} rows bring tools, which the chat template ignores; they are described in the system message, and calls are text ({detail})",
     ),
     "system_lost": _Rule(
         "warning",

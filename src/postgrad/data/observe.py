@@ -66,7 +66,7 @@ def observe_texts(tally: Tally, chat: ChatFormat, row: Row, *examples: Example) 
     }
     for name, found in seen.items():
         if found:
-            tally.mark(name, row.name)
+            tally.mark(name, row.name, chat.call_style if name == "tools_as_text" else "")
     if any(example.tools for example in conversations) and (names := python_types(row.fields.get("tools") or row.fields.get("function"))):
         tally.mark("schema_types", row.name, ", ".join(names))
 

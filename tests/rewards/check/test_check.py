@@ -289,3 +289,21 @@ def test_lazy_programs_pass_no_tests(tmp_path):
 def test_nothing_to_check_is_refused(tmp_path):
     with pytest.raises(ValueError, match="at least one"):
         check_rewards([], samples())
+
+
+def test_where_calls_are_the_answer_wrong_arguments_are_the_cheat_and_not_a_wrong_text(tmp_path):
+    """Function-calling data: the gold calls end the rollout, and there is no text that could be wrong."""
+    gold = [{"f": {"a": [n]}} for n in range(8)]
+    rows = [
+        Sample(
+            Prompt(f"d.jsonl:{n}", (Message("user", f"f of {n}"),), {"tool_calls": [gold[n]]}),
+            Draft((Message("assistant", "", (ToolCall("f", {"a": n}, id="call_0"),)),)),
+        )
+        for n in range(8)
+    ]
+    tried = dict(list(strategies(rows))[3])
+    assert "wrong" not in tried
+    assert tried["skeleton"].messages[0].tool_calls[0].arguments == {}
+    assert [result.error for result in rows[3].good.rollout().tool_results] == [""]
+    report = check(tmp_path, "", "tool_exact", {"use": "tool_match", "weight": 0.5}, rows=rows)
+    assert ids(report, severity="critical") == set()

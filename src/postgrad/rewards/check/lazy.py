@@ -53,9 +53,10 @@ def _of(sample: Sample, common: str, known: Sequence[str]) -> Iterator[tuple[str
     yield "list", say(", ".join(_listed(right, other, known)))
     yield "boxes", say(rf"\boxed{{{right}}} or \boxed{{{other}}}")
     yield "tags", say("<think></think>")
-    yield "skeleton", _skeleton(good) if len(good.messages) > 1 else None
+    calls = bool(good.messages) and bool(good.messages[-1].tool_calls)  # then the calls are the answer, and there is no other to be wrong
+    yield "skeleton", _skeleton(good) if len(good.messages) > 1 or calls else None
     yield "contradiction", say(f"<think>{right}</think>{other}")
-    yield "wrong", good.with_final(wrong(good.final))
+    yield "wrong", None if calls else good.with_final(wrong(good.final))
     yield "padding", say(other + "\n" + "To be thorough, let me go over this once more, step by step. " * 40)
     yield "injection", say(_INJECTION)
     yield "call spam", _spam(good)

@@ -133,7 +133,8 @@ def _segment(message: Message, *, last: bool, draft: Draft) -> Segment:
 
 
 def _results(messages: Sequence[Message], errors: dict[int, str]) -> tuple[ToolResult, ...]:
-    """Each tool message with the call that it answers: by id where there is one, else in order."""
+    """Each tool message with the call that it answers: by id where there is one, else in order. The calls of a last turn are the answer
+    itself (tools that nothing runs): they succeeded."""
     waiting = [call for message in messages for call in message.tool_calls]
     results = []
     for index, message in enumerate(message for message in messages if message.role == "tool"):
@@ -142,4 +143,5 @@ def _results(messages: Sequence[Message], errors: dict[int, str]) -> tuple[ToolR
         if call is not None:
             waiting.remove(call)
         results.append(ToolResult(call, message.content, errors.get(index, "")))
-    return tuple(results)
+    last = messages[-1].tool_calls if messages else ()
+    return (*results, *(ToolResult(call, "") for call in last))
