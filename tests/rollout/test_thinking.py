@@ -138,6 +138,21 @@ def test_an_answer_after_a_result_needs_no_thought_where_only_the_first_prompt_o
     assert rollout.messages[0].reasoning == "I add."
 
 
+def test_what_looks_like_a_call_is_text_where_no_tools_are_offered_and_its_thought_stays_a_thought() -> None:
+    chat, tokenizer = format_of(templates.QWEN3), tokenizer_of(templates.QWEN3)
+    [group] = collect(
+        [(0, Prompt("rows.jsonl:1", (Message("user", "1 + 2"),)))],
+        sampler=ScriptedPolicy([f"<think>\nhm\n</think>\n\n{CALL}"], tokenizer=tokenizer),
+        chat=chat,
+        toolbox=make_toolbox([]),
+        config=RolloutConfig(group_size=1, max_tokens=600),
+        params=SamplingParams(),
+        seed=0,
+        step=0,
+    )
+    assert group.rollouts[0].messages == (Message("assistant", CALL, reasoning="hm"),)
+
+
 def test_a_thought_that_never_ends_is_no_answer_and_calls_nothing() -> None:
     rollout, _, _ = rolled("deepseek-r1", "append", script=[f"I call {V3} and"])
     assert (rollout.final_answer, rollout.tool_results) == ("", ())

@@ -230,11 +230,20 @@ class ChatFormat:
         tools: those that were offered; a style whose text does not say what type a value has (`xml`) needs them.
         read:  the ids that the turn continues, which say whether its reasoning was opened there; left out = those of a first turn.
         """
+        return self._reader.sampled(self._unended(token_ids), tools, opened=self._opened(read))
+
+    def parse_text(self, token_ids: Sequence[int], *, read: Sequence[int] | None = None) -> Message:
+        """A sampled turn where no tools were offered: reasoning and text, and what looks like a call is text."""
+        return self._reader.without_calls(self._unended(token_ids), opened=self._opened(read))
+
+    def _unended(self, token_ids: Sequence[int]) -> list[int]:
         ids = list(token_ids)
         while ids and ids[-1] in self.stop_ids:
             ids.pop()
-        opened = self._facts.opens_thinking if read is None else opens_thinking(self._tokens.decode_raw(read[-_TAIL:]))
-        return self._reader.sampled(ids, tools, opened=opened)
+        return ids
+
+    def _opened(self, read: Sequence[int] | None) -> bool:
+        return self._facts.opens_thinking if read is None else opens_thinking(self._tokens.decode_raw(read[-_TAIL:]))
 
     def glue(
         self,

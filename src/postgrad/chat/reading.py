@@ -51,6 +51,11 @@ class Reader:
         keep = frozenset(special[marker] for marker in self.style.markers if marker in special)
         return self.read(self.tokens.decode(token_ids, keep=keep), tools, opened=opened)
 
+    def without_calls(self, token_ids: list[int], *, opened: bool) -> Message:
+        """The same where no tools were offered: what looks like a call is text."""
+        reasoning, content = self._split(self.tokens.decode(token_ids), opened=opened)
+        return Message("assistant", content, reasoning=reasoning)
+
     def printed(self, body: str, guard: Guard, tools: Sequence[ToolSpec], *, opened: bool) -> ParsedTurn:
         """A turn from what a template printed of it."""
         return self.read(guard.remove(self.tokens.shown(body, keep=self.style.markers)), tools, opened=opened)

@@ -286,7 +286,7 @@ class _Loop:
             return Turn(completion, Message("assistant", self.chat.decode(completion.token_ids)), ())
         parsed = self.chat.parse(completion.token_ids, self._shown(state.prompt), read=state.context)
         if not self._shown(state.prompt) and parsed.calls:  # nobody offered tools: what looks like a call is text
-            return Turn(completion, Message("assistant", self.chat.decode(completion.token_ids)), ())
+            return Turn(completion, self.chat.parse_text(completion.token_ids, read=state.context), ())
         message, calls = numbered(parsed.message, parsed.calls, start=len(state.tool_results))
         return Turn(completion, message, calls)
 
