@@ -208,6 +208,15 @@ def test_conflict_is_the_correlation_within_groups():
     assert "right and help pull apart" in found.message
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1)])
+def test_of_two_that_conflict_the_one_that_helps_the_outcome_less_has_to_give_way(order):
+    """Right answers show their work and are long: brief gives way, whichever of the two stands first, although it weighs more."""
+    rewards = (RIGHT, RewardInfo("shows_work", 0.3, "shaping"), RewardInfo("brief", 0.5, "shaping"))
+    rows = [[1, 1.0, 0.3], [1, 0.9, 0.5], [0, 0.2, 0.9], [0, 0.6, 0.4], [0, 0.1, 0.8]]
+    found = finding("R5", run([[row[k] for k in order] for row in rows], rewards=[rewards[k] for k in order]))
+    assert [fix.value for fix in found.fixes] == ["brief only where the other holds", "0 for brief"]
+
+
 def test_a_penalty_that_falls_with_the_outcome_is_no_conflict():
     assert passes("R5", run([[1, 0], [0, 1]], rewards=(RIGHT, RewardInfo("errors", -0.5, "shaping"))))
 

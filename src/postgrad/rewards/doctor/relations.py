@@ -15,7 +15,7 @@ from postgrad.rewards.doctor.numbers import pooled_correlations, r_squared
 from postgrad.rewards.doctor.observed import Observed
 from postgrad.rewards.doctor.recompute import recomputed, scheme_of, shaping_scaled, sign_flips, without
 from postgrad.rewards.doctor.shares import with_weights
-from postgrad.rewards.ledger import EQUAL, Floats
+from postgrad.rewards.ledger import EQUAL, Floats, centred
 
 
 def agreement(observed: Observed) -> Floats:
@@ -52,8 +52,9 @@ def _explain_conflict(where: Observed, rho: float, pair: int) -> Details:
     names = [where.rewards[k].name for k in (first, second)]
     message = f"{names[0]} and {names[1]} pull apart: ρ = {rho:.2f} within groups"
     arithmetic = "ρ = Σ x̃·ỹ / √(Σ x̃² · Σ ỹ²), x̃ = reward less its group's mean, in the direction of its weight, pooled over groups"
-    weaker = min((first, second), key=lambda k: (where.rewards[k].role == "outcome", abs(where.rewards[k].weight)))
-    evidence = {"value": rho}
+    helps = {k: _with_outcome(where, k) for k in (first, second)}
+    weaker = min((first, second), key=lambda k: (where.rewards[k].role == "outcome", helps[k], abs(where.rewards[k].weight)))
+    evidence = {"value": rho, **{f"rho_outcome/{where.rewards[k].name}": value for k, value in helps.items() if value}}
     fixes = [Fix("rewards", f"{where.rewards[weaker].name} only where the other holds", "pay it for rollouts that earn the other one")]
     if (scheme := scheme_of(where)) is not None:
         flips = sign_flips(recomputed(where, scheme), recomputed(where, scheme, weights=without(where, weaker)))
@@ -61,6 +62,14 @@ def _explain_conflict(where: Observed, rho: float, pair: int) -> Details:
         why = f"without {where.rewards[weaker].name} the advantage of {100 * flips:.0f} % of the rollouts changes its sign"
         fixes.append(Fix("rewards[].weight", f"0 for {where.rewards[weaker].name}", why))
     return Details(message, evidence, arithmetic, tuple(fixes))
+
+
+def _with_outcome(where: Observed, reward: int) -> float:
+    """Correlation of a reward with the outcome within groups, in the direction of its weight; 0 where there is none."""
+    if where.outcome is None:
+        return 0.0
+    pair = np.stack([where.parts[:, reward], centred(where.outcome, where.group_size)], axis=1)
+    return float(np.nan_to_num(pooled_correlations(pair)[0, 1]))
 
 
 # R6 -----------------------------------------------------------------------------------------------------------------------------------
