@@ -119,6 +119,12 @@ def test_a_template_that_gives_a_call_another_meaning_is_refused_when_a_call_is_
     assert format.rewrites_history([ASK], number, RESULTS[:1], [ADD])
 
 
+def test_what_was_written_can_be_scored_all_the_same():
+    format = format_of(templates.PYTHONIC_IN_QUOTES)
+    number = Message("assistant", "", (ToolCall("add", {"a": 2}),))
+    assert '[add(a="2")]' in format.decode_raw(format.last_turn([ASK, number], [ADD], check_calls=False).token_ids)
+
+
 @pytest.mark.parametrize("name", sorted(NO_TEXT_BESIDE_CALLS))
 def test_a_template_that_drops_the_text_beside_calls_is_refused_when_there_is_some(name):
     format = made(name)

@@ -197,11 +197,14 @@ class ChatFormat:
         """
         return self._encode(messages, tools, only_last=False)
 
-    def last_turn(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> EncodedConversation:
-        """A conversation that ends in an assistant turn, with only that turn as "assistant": what inference would see, then the answer."""
+    def last_turn(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, check_calls: bool = True) -> EncodedConversation:
+        """A conversation that ends in an assistant turn, with only that turn as "assistant": what inference would see, then the answer.
+
+        check_calls: False prints the turn as the template does, whatever becomes of its calls: to score what was written, not to train on.
+        """
         if not messages or messages[-1].role != "assistant":
             raise DataError("the conversation does not end with an assistant turn")
-        return self._encode(messages, tools, only_last=True)
+        return self._encode(messages, tools, only_last=True, check_calls=check_calls)
 
     def rewrites_history(
         self, before: Sequence[Message], turn: Message, results: Sequence[Message], tools: Sequence[ToolSpec] = ()
@@ -299,14 +302,16 @@ class ChatFormat:
             ) from error
         return Chat(self._template.dicts([message for _, message in pairs]), tuple(index for index, _ in pairs), (), guard)
 
-    def _encode(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, only_last: bool) -> EncodedConversation:
+    def _encode(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, only_last: bool, check_calls: bool = True
+    ) -> EncodedConversation:
         self.require_end()
         answers = messages[-1:] if only_last else [message for message in messages if message.role == "assistant"]
         if self._facts.reasoning == "nowhere" and any(message.reasoning for message in answers):
             raise DataError("the chat template prints no `reasoning`, so it would be lost", hint="put the reasoning into the content")
         chat = self._chat(messages, tools)
         turns, text = self._turns.walk(chat, only_last=only_last)
-        for turn in turns:
+        for turn in turns if check_calls else ():
             printed = self._reader.printed(turn.body, chat.guard, tools, opened=opens_thinking(turn.prompt))
             self._reader.require_same(messages[chat.origin[turn.index]], printed, chat.guard.remove(turn.body))
         return encode_turns(self._tokens, chat, turns, text, header=self._facts.header)

@@ -42,7 +42,7 @@ class ConversationScorer:
         last = max((index for index, message in enumerate(messages) if message.role == "assistant"), default=None)
         if last is None:
             raise DataError("there is no assistant turn to score")
-        encoded = self.chat.last_turn(messages[: last + 1], tools)
+        encoded = self.chat.last_turn(messages[: last + 1], tools, check_calls=False)
         end = max(place for place, source in enumerate(encoded.source) if source == "assistant") + 1
         return encoded.token_ids[:end]
 
