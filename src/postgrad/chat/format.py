@@ -312,8 +312,10 @@ class ChatFormat:
         chat = self._chat(messages, tools)
         turns, text = self._turns.walk(chat, only_last=only_last)
         for turn in turns if check_calls else ():
-            printed = self._reader.printed(turn.body, chat.guard, tools, opened=opens_thinking(turn.prompt))
-            self._reader.require_same(messages[chat.origin[turn.index]], printed, chat.guard.remove(turn.body))
+            message = messages[chat.origin[turn.index]]
+            if message.tool_calls:
+                printed = self._reader.printed(turn.body, chat.guard, tools, opened=opens_thinking(turn.prompt))
+                self._reader.require_same(message, printed, chat.guard.remove(turn.body))
         return encode_turns(self._tokens, chat, turns, text, header=self._facts.header)
 
     def _followed(

@@ -76,8 +76,6 @@ class Reader:
 
     def require_same(self, message: Message, printed: ParsedTurn, body: str) -> None:
         """Raises `TemplateRefuses` when a turn with calls is printed without its content, or reads back as other calls."""
-        if not message.tool_calls:
-            return
         made = [(call.name, call.arguments) if isinstance(call, ToolCall) else call.error for call in printed.calls]
         if _json(made) != _json(_calls(message)):
             raise TemplateRefuses(
