@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from postgrad.chat.tokens import Tokens
 from postgrad.chat.turns import Chat, Turn
@@ -16,18 +16,35 @@ from postgrad.chat.turns import Chat, Turn
 TokenSource = Literal["context", "assistant", "glue"]
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedConversation:
-    """One conversation as ids. Three tuples of one length.
+class Stretch(NamedTuple):
+    """Neighbouring tokens of one kind.
 
-    source:   "assistant" = the model must write it (content, calls, end token); "glue" = what the template puts around an assistant turn
+    source:   "assistant" = the model must write them (content, calls, end token); "glue" = what the template puts around an assistant turn
               (its header, the newline after its end token); "context" = everything else.
-    message:  index of the assistant message that a token belongs to; -1 for context.
+    message:  index of the assistant message that they belong to; -1 for context.
     """
 
+    length: int
+    source: TokenSource
+    message: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedConversation:
+    """One conversation as ids; `stretches` say in order what the ids are."""
+
     token_ids: tuple[int, ...]
-    source: tuple[TokenSource, ...]
-    message: tuple[int, ...]
+    stretches: tuple[Stretch, ...]
+
+    @property
+    def source(self) -> tuple[TokenSource, ...]:
+        """One per token."""
+        return tuple(source for length, source, _ in self.stretches for _ in range(length))
+
+    @property
+    def message(self) -> tuple[int, ...]:
+        """One per token."""
+        return tuple(message for length, _, message in self.stretches for _ in range(length))
 
 
 def encode_turns(tokens: Tokens, chat: Chat, turns: Sequence[Turn], text: str, *, header: str) -> EncodedConversation:
@@ -54,20 +71,19 @@ def encode_turns(tokens: Tokens, chat: Chat, turns: Sequence[Turn], text: str, *
 
 
 class RowBuilder:
-    """Ids, sources and message indices that grow together."""
+    """Ids and what they are, growing together."""
 
     def __init__(self) -> None:
         self._ids: list[int] = []
-        self._source: list[TokenSource] = []
-        self._message: list[int] = []
+        self._stretches: list[Stretch] = []
 
     def add(self, ids: Sequence[int], source: TokenSource, message: int) -> None:
-        self._ids += ids
-        self._source += [source] * len(ids)
-        self._message += [message] * len(ids)
+        if ids:
+            self._ids += ids
+            self._stretches.append(Stretch(len(ids), source, message))
 
     def encoded(self) -> EncodedConversation:
-        return EncodedConversation(tuple(self._ids), tuple(self._source), tuple(self._message))
+        return EncodedConversation(tuple(self._ids), tuple(self._stretches))
 
 
 class _Row(RowBuilder):

@@ -33,12 +33,12 @@ class Limit:
         return kept
 
     def _limit(self, row: EncodedRow, tally: Tally) -> EncodedRow | None:
-        if len(row.token_ids) <= self.max_length:
+        if len(row) <= self.max_length:
             return row
         if self.overlong == "error":
-            what = f"the row has {len(row.token_ids)} tokens, max_length is {self.max_length}"
+            what = f"the row has {len(row)} tokens, max_length is {self.max_length}"
             raise DataError(what, where=row.name, hint="raise max_length, or choose overlong: drop or cut")
         answer_inside = row.prompt_tokens < self.max_length
         tally.counts["hopeless"] += not answer_inside
-        tally.need(row.prompt_tokens + 1 if self.overlong == "cut" else len(row.token_ids))
+        tally.need(row.prompt_tokens + 1 if self.overlong == "cut" else len(row))
         return row.first(self.max_length) if self.overlong == "cut" and answer_inside else None

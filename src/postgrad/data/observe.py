@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from operator import and_
+
+import numpy as np
 
 from postgrad.chat import ChatFormat
-from postgrad.data.encoded import EncodedRow
+from postgrad.data.encoded import TRAINED_ANSWER, EncodedRow
 from postgrad.data.examples import Example
 from postgrad.data.files import Row
 from postgrad.data.formats import PAIR_COLUMNS
 from postgrad.data.messages import has_null_arguments, python_types
+from postgrad.data.table import Array
 from postgrad.data.tally import Tally
 
-_END = re.compile(b"\x01\x00")
+_END = re.compile(b"%c(?!%c)" % (TRAINED_ANSWER, TRAINED_ANSWER))
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -22,30 +24,28 @@ def observe_row(tally: Tally, chat: ChatFormat, row: Row, made: Sequence[Encoded
     """A source row of which something is trained: `made` is all of it, `kept` what the limit left."""
     tally.kept += 1
     tally.made += len(kept)
-    tally.see(row.place, (token for encoded in made for token in encoded.token_ids), _prompt(made[0]))
+    tally.see(row.place, np.concatenate([encoded.ids for encoded in made]), _prompt(made[0]))
     for encoded in kept:
-        tally.tokens += len(encoded.token_ids)
-        tally.trained += sum(encoded.trained)
-        tally.kept_lengths[len(encoded.token_ids)] += 1
+        tally.tokens += len(encoded)
+        tally.trained += encoded.trained_tokens
+        tally.kept_lengths[len(encoded)] += 1
         _observe_ends(tally, chat, row, encoded, cut=encoded not in made)
 
 
 def _observe_ends(tally: Tally, chat: ChatFormat, row: Row, encoded: EncodedRow, *, cut: bool) -> None:
     """Counts trained answers and the end tokens trained in them: an answer ends where a trained stretch of it does."""
-    answer = bytes(map(and_, encoded.trained, map("assistant".__eq__, encoded.source))) + b"\0"
-    ended = [encoded.token_ids[end.start()] in chat.stop_ids for end in _END.finditer(answer)]
+    ended = [int(encoded.ids[end.start()]) in chat.stop_ids for end in _END.finditer(encoded.marks.tobytes())]
     tally.answers += len(ended)
     tally.ends += sum(ended)
     if len(ended) - sum(ended) > cut:  # only the answer that the limit cut may be without one
         tally.mark("no_end_token", row.name)
-    if chat.unk_id not in {None, chat.bos_id, *chat.stop_ids} and chat.unk_id in encoded.token_ids:
+    if chat.unk_id not in {None, chat.bos_id, *chat.stop_ids} and chat.unk_id in encoded.ids:
         tally.mark("unknown_token", row.name)
 
 
-def _prompt(row: EncodedRow) -> tuple[int, ...]:
+def _prompt(row: EncodedRow) -> Array:
     """What precedes the assistant's first token; all of a row that has nothing there (raw text), or equal openings would count as equal."""
-    first = row.source.index("assistant") if "assistant" in row.source else 0
-    return row.token_ids[:first] or row.token_ids
+    return row.ids[: row.context_tokens or len(row)]
 
 
 def observe_texts(tally: Tally, chat: ChatFormat, row: Row, *examples: Example) -> None:
@@ -82,5 +82,5 @@ def _texts(example: Example) -> list[str]:
 
 def observe_ids(tally: Tally, chat: ChatFormat, row: EncodedRow) -> None:
     """Token rows that somebody else made."""
-    if chat.bos_id is not None and row.token_ids[:2] == (chat.bos_id, chat.bos_id):
+    if chat.bos_id is not None and row.ids[:2].tolist() == [chat.bos_id, chat.bos_id]:
         tally.mark("double_bos", row.name)

@@ -118,9 +118,9 @@ class _AnswerEncoder:
             raise BadRow(error.what) from None
         except DataError as error:
             raise DataError(error.what, where=row.name, hint=error.hint) from error
-        if not any(encoded.trained):
+        if not encoded.trained_tokens:
             raise BadRow("the answer has no token to score")
-        return encoded.first(len(encoded.trained) - encoded.trained[::-1].index(True))
+        return encoded.first(int(encoded.flags.nonzero()[0][-1]) + 1)
 
     def _encoded(self, row: Row, example: Example) -> EncodedRow:
         if example.raw is not None:
@@ -143,27 +143,27 @@ class PairEncoder(_AnswerEncoder):
     def encode(self, row: Row, format: Format, tally: Tally) -> list[Record]:
         pair = pair_example(row, self.text_prompts)
         made = [self.side(row, pair.chosen), self.side(row, pair.rejected)]
-        prompts = [side.token_ids[: side.prompt_tokens] for side in made]
-        if prompts[0] != prompts[1]:
+        prompts = [side.ids[: side.prompt_tokens] for side in made]
+        if not np.array_equal(prompts[0], prompts[1]):
             raise BadRow("the template prints the prompt of the two sides differently")
-        if made[0].token_ids == made[1].token_ids:
+        if np.array_equal(made[0].ids, made[1].ids):
             raise BadRow("chosen and rejected are equal once the template has printed them")
-        tally.lengths[max(len(side.token_ids) for side in made)] += 1
+        tally.lengths[max(map(len, made))] += 1
         kept = _limited(self.limit, made, tally)
         if kept is None:
             return []
         observe_texts(tally, self.chat, row, pair.chosen, pair.rejected)
         tally.counts["raw"] += pair.chosen.raw is not None
-        _count_pair(tally, *(len(side.token_ids) - len(prompts[0]) for side in made))
+        _count_pair(tally, *(len(side) - len(prompts[0]) for side in made))
         observe_row(tally, self.chat, row, made, kept)
         start = len(prompts[0])
         record = {
             "name": text_array(row.name),
-            "prompt": np.asarray(prompts[0]),
+            "prompt": prompts[0],
             "margin": np.asarray([] if pair.margin is None else [pair.margin]),
         }
         for name, side in zip(("chosen", "rejected"), kept, strict=True):
-            record |= {name: np.asarray(side.token_ids[start:]), f"{name}_scored": np.asarray(side.trained[start:])}
+            record |= {name: side.ids[start:], f"{name}_scored": side.flags[start:]}
         return [record]
 
 
@@ -176,7 +176,7 @@ class UnpairedEncoder(_AnswerEncoder):
     def encode(self, row: Row, format: Format, tally: Tally) -> list[Record]:
         example, label = unpaired_example(row, self.text_prompts)
         made = [self.side(row, example)]
-        tally.lengths[len(made[0].token_ids)] += 1
+        tally.lengths[len(made[0])] += 1
         kept = _limited(self.limit, made, tally)
         if kept is None:
             return []
@@ -186,8 +186,8 @@ class UnpairedEncoder(_AnswerEncoder):
         observe_row(tally, self.chat, row, made, kept)
         start, side = made[0].prompt_tokens, kept[0]
         return [{
-            "name": text_array(row.name), "prompt": np.asarray(side.token_ids[:start]), "answer": np.asarray(side.token_ids[start:]),
-            "scored": np.asarray(side.trained[start:]), "label": np.asarray([label]),
+            "name": text_array(row.name), "prompt": side.ids[:start], "answer": side.ids[start:],
+            "scored": side.flags[start:], "label": np.asarray([label]),
         }]  # fmt: skip
 
 
@@ -198,9 +198,9 @@ def _limited(limit: Limit, sides: Sequence[EncodedRow], tally: Tally) -> list[En
     if counted.dropped:
         tally.dropped["too_long"] += 1
         tally.counts["hopeless"] += min(counted.counts["hopeless"], 1)
-        tally.need(max(len(side.token_ids) if limit.overlong == "drop" else side.prompt_tokens + 1 for side in sides))
+        tally.need(max(len(side) if limit.overlong == "drop" else side.prompt_tokens + 1 for side in sides))
         return None
-    if len(kept) == 2 and kept[0].token_ids == kept[1].token_ids:
+    if len(kept) == 2 and np.array_equal(kept[0].ids, kept[1].ids):
         tally.dropped["equal once cut"] += 1
         return None
     tally.cut += min(counted.cut, 1)

@@ -26,7 +26,7 @@ def read_tokens(row: Row, vocabulary_size: int) -> EncodedRow:
     if not ids:
         raise BadRow("the row has no tokens")
     flags = (False, *trained[1:])
-    return EncodedRow(row.name, tuple(ids), flags, tuple("assistant" if flag else "context" for flag in flags))
+    return EncodedRow.of(row.name, ids, ((1, "assistant" if flag else "context", flag) for flag in flags))
 
 
 def _ids_and_flags(fields: Mapping[str, Any]) -> tuple[list[int], list[bool]]:

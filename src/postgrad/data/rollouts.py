@@ -42,10 +42,10 @@ class RolloutEncoder:
         return [encoded.record() for encoded, _ in read]
 
     def _count(self, tally: Tally, encoded: EncodedRow, finished: list[bool]) -> None:
-        tally.lengths[len(encoded.token_ids)] += 1
-        tally.kept_lengths[len(encoded.token_ids)] += 1
-        tally.tokens += len(encoded.token_ids)
-        tally.trained += sum(encoded.trained)
+        tally.lengths[len(encoded)] += 1
+        tally.kept_lengths[len(encoded)] += 1
+        tally.tokens += len(encoded)
+        tally.trained += encoded.trained_tokens
         tally.answers += len(finished)
         tally.ends += sum(finished)
 
@@ -56,15 +56,15 @@ class RolloutEncoder:
         except (TypeError, KeyError) as error:
             raise BadRow(f"{name} has no segments with source, token_ids and logprobs: {error}") from None
         ids: list[int] = []
-        source: list[TokenSource] = []
+        stretches: list[tuple[int, TokenSource, bool]] = []
         ends: list[bool] = []
         for kind, token_ids, logprobs in segments:
             if kind not in _SOURCES or len(logprobs) != (len(token_ids) if kind == "model" else 0):
                 raise BadRow(f"{name} has a {kind} segment of {len(token_ids)} tokens and {len(logprobs)} log-probs")
             ids += token_ids
-            source += [_SOURCES[kind]] * len(token_ids)
+            stretches.append((len(token_ids), _SOURCES[kind], kind == "model"))
             if kind == "model" and token_ids:
                 ends.append(token_ids[-1] in self.chat.stop_ids)
         if rollout.get("stop") in _CUT:
             ends = ends[:-1]
-        return EncodedRow(name, tuple(ids), tuple(item == "assistant" for item in source), tuple(source)), ends
+        return EncodedRow.of(name, ids, stretches), ends

@@ -16,7 +16,7 @@ from typing import Literal
 
 from postgrad.chat import ChatFormat, TemplateRefuses, TemplateRewritesHistory, TokenSource
 from postgrad.data.cache import Cache
-from postgrad.data.encoded import COLUMNS, EncodedRow, encoded_row, read_name, read_source, train_row
+from postgrad.data.encoded import COLUMNS, EncodedRow, all_but, encoded_row, read_name, read_source, train_row
 from postgrad.data.examples import Example, TextPrompts, effective_text_prompts, is_text_prompt, training_example
 from postgrad.data.files import Row
 from postgrad.data.formats import Format
@@ -90,7 +90,8 @@ class SFTEncoder:
         if not made:
             tally.dropped["nothing marked for training"] += 1
             return []
-        tally.lengths.update(len(encoded.token_ids) for encoded in made)
+        for encoded in made:
+            tally.lengths[len(encoded)] += 1
         kept = self.limit.apply(made, tally)
         if kept:
             observe_row(tally, self.chat, row, made, kept)
@@ -100,10 +101,10 @@ class SFTEncoder:
         if format == "tokens":
             encoded = read_tokens(row, self.chat.vocabulary_size)
             observe_ids(tally, self.chat, encoded)
-            return [encoded] if any(encoded.trained) else []
+            return [encoded] if encoded.trained_tokens else []
         example = training_example(row, format, self.text_prompts)
         try:
-            made = [encoded for encoded in self._encode(row, example, tally) if any(encoded.trained)]
+            made = [encoded for encoded in self._encode(row, example, tally) if encoded.trained_tokens]
         except TemplateRefuses as error:
             raise BadRow(error.what) from None
         except DataError as error:
@@ -115,8 +116,8 @@ class SFTEncoder:
 
     def _encode(self, row: Row, example: Example, tally: Tally) -> list[EncodedRow]:
         if example.raw is not None:
-            raw = encoded_row(row.name, self.chat.raw_conversation(*example.raw), {0})
-            return [raw.all_trained() if self.train_on == "all" else raw]
+            raw = self.chat.raw_conversation(*example.raw)
+            return [all_but(row.name, raw, set()) if self.train_on == "all" else encoded_row(row.name, raw, {0})]
         messages, tools = example.messages, example.tools or self.tools
         chosen = _chosen(messages, self.train_on)
         if self.train_on == "all":
@@ -136,10 +137,8 @@ class SFTEncoder:
     def _all(self, row: Row, messages: Sequence[Message], tools: tuple[ToolSpec, ...]) -> EncodedRow:
         if any(message.train is False and message.role != "assistant" for message in messages):
             raise BadRow("train_on: all cannot leave out a message that is not the assistant's (train: false or weight 0)")
-        conversation = self.chat.conversation(messages, tools)
         skipped = {index for index, message in enumerate(messages) if message.train is False}
-        flags = tuple(position > 0 and message not in skipped for position, message in enumerate(conversation.message))
-        return EncodedRow(row.name, conversation.token_ids, flags, conversation.source)
+        return all_but(row.name, self.chat.conversation(messages, tools), skipped)
 
 
 def _chosen(messages: Sequence[Message], train_on: TrainOn) -> set[int]:

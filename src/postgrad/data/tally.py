@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +82,7 @@ class Tally:
         """Remember the smallest limit under which one more row would have been kept."""
         self.needed = tokens if self.needed is None else min(self.needed, tokens)
 
-    def see(self, place: Place, whole: Iterable[int], prompt: Iterable[int]) -> None:
+    def see(self, place: Place, whole: Array | Sequence[int], prompt: Array | Sequence[int]) -> None:
         """Remember a kept row's tokens by their fingerprint."""
         if place.file not in self.files:
             self.files.append(place.file)
@@ -142,7 +142,7 @@ _NUMBERS = ("rows", "kept", "made", "cut", "tokens", "trained", "answers", "ends
 _COUNTERS = ("dropped", "counts", "lengths", "kept_lengths", "formats")
 
 
-def _print(ids: Iterable[int]) -> int:
+def _print(ids: Array | Sequence[int]) -> int:
     """64 bits that are equal for equal ids, in every process."""
-    digest = hashlib.blake2b(np.fromiter(ids, np.int64).tobytes(), digest_size=8).digest()
+    digest = hashlib.blake2b(np.asarray(ids, np.int32).tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
