@@ -168,6 +168,7 @@ LossFunction = Callable[["Tensor", Rows], "tuple[Tensor, dict[str, Tensor]]"]
 """(current log-probs [R, L], rows) -> (scalar loss, sums to add up over micro-batches).
 
 Denominators inside the loss are global (the whole batch's), so losses and gradients of micro-batches add up exactly.
+Attributes, all optional: `whole_groups`, `whole_batch`, `constant_gradient`; see `models.engine.LocalEngine.forward_backward`.
 """
 
 

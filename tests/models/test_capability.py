@@ -44,6 +44,10 @@ def test_standard_decoders_are_packed(architecture: Any) -> None:
         ("Qwen3MoeConfig", {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}),
         ("GraniteConfig", {"logits_scaling": 4.0}),
         ("CohereConfig", {}),
+        (
+            "Gemma2Config",
+            {"head_dim": 8, "attn_logit_softcapping": None, "final_logit_softcapping": 0.5, "layer_types": ["full_attention"] * 2},
+        ),
     ],
 )
 def test_other_decoders_are_packed_too(config: str, overrides: dict[str, Any]) -> None:

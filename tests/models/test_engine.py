@@ -107,6 +107,37 @@ def test_loss_and_every_gradient_are_those_of_the_plain_computation(architecture
     assert result.sums["rows"] == len(rows)
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_loss_of_constant_gradient_gives_the_same_in_one_pass(architecture: Any) -> None:
+    def weighted(logprobs: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
+        return -(logprobs * rows.per_row["advantage"][:, None] * rows.mask).sum() / 37, {}
+
+    def constant(logprobs: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
+        return weighted(logprobs, rows)
+
+    constant.constant_gradient = True  # type: ignore[attr-defined]
+    rows, model = [*rows_of(), row([5, 6, 7], [False] * 3)], tiny_model(architecture)
+    engine = LocalEngine(model, tokens_per_micro_batch=30)
+    two = engine.forward_backward(rows, weighted)
+    expected = gradients(model)
+    model.zero_grad()
+    one = engine.forward_backward(rows, constant)
+    assert one.loss == pytest.approx(two.loss, rel=1e-6)
+    assert one.sums["entropy"] == pytest.approx(two.sums["entropy"], rel=1e-6)
+    assert worst(gradients(model), expected) < 1e-5
+
+
+def test_a_loss_that_is_not_as_constant_as_it_says_trains_nothing() -> None:
+    def curved(logprobs: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
+        return loss(logprobs, rows)
+
+    curved.constant_gradient = True  # type: ignore[attr-defined]
+    model = tiny_model()
+    with pytest.raises(RuntimeError, match="another derivative"):
+        LocalEngine(model).forward_backward(rows_of(), curved)
+    assert gradients(model) == {}
+
+
 @pytest.mark.parametrize("tokens", [1, 12, 25, 60])
 def test_how_rows_fall_into_micro_batches_changes_nothing(tokens: int) -> None:
     """One large micro-batch and many small ones: same loss, sums and gradients (trl#2175, trl#5619)."""

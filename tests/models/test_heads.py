@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -37,8 +38,11 @@ def problem(
     return hidden, weight, torch.randint(0, vocabulary, (tokens,), generator=generator)
 
 
-def by_definition(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    everything = (torch.nn.functional.linear(hidden, weight, bias) / temperature).log_softmax(-1)
+def by_definition(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, bias: Tensor | None = None, softcap: float | None = None
+) -> tuple[Tensor, Tensor]:
+    raw = torch.nn.functional.linear(hidden, weight, bias)
+    everything = ((raw if softcap is None else softcap * torch.tanh(raw / softcap)) / temperature).log_softmax(-1)
     return everything.gather(1, targets[:, None]).squeeze(1), -(everything.exp() * everything).sum(-1)
 
 
@@ -49,13 +53,17 @@ def by_definition(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: 
     tile=st.integers(1, 64),
     temperature=st.sampled_from([0.3, 1.0, 1.7]),
     biased=st.booleans(),
+    softcap=st.sampled_from([None, 3.0]),
 )
-def test_values_and_gradients_are_those_of_log_softmax(tokens: int, vocabulary: int, tile: int, temperature: float, biased: bool) -> None:
+def test_values_and_gradients_are_those_of_log_softmax(
+    tokens: int, vocabulary: int, tile: int, temperature: float, biased: bool, softcap: float | None
+) -> None:
     hidden, weight, targets = problem(tokens, vocabulary, dtype=torch.float64)
     bias = torch.linspace(-2, 2, vocabulary, dtype=torch.float64, requires_grad=True) if biased else None
     leaves = [leaf for leaf in (hidden, weight, bias) if leaf is not None]
-    logprobs, entropy = selected_logprobs(hidden, weight, targets, temperature=temperature, bias=bias, tile=tile)
-    wanted, wanted_entropy = by_definition(hidden, weight, targets, temperature, bias)
+    how: dict[str, Any] = {"temperature": temperature, "bias": bias, "softcap": softcap, "tile": tile}
+    logprobs, entropy = selected_logprobs(hidden, weight, targets, **how)
+    wanted, wanted_entropy = by_definition(hidden, weight, targets, temperature, bias, softcap)
     torch.testing.assert_close(logprobs, wanted, rtol=0, atol=1e-10)
     torch.testing.assert_close(entropy, wanted_entropy, rtol=0, atol=1e-10)
     upstream, other = torch.linspace(-1, 1, tokens, dtype=torch.float64), torch.linspace(2, -1, tokens, dtype=torch.float64)
@@ -67,6 +75,37 @@ def test_values_and_gradients_are_those_of_log_softmax(tokens: int, vocabulary: 
         pairs = zip(*(torch.autograd.grad(loss, leaves, retain_graph=True) for loss in (ours, theirs)), strict=True)
         for actual, expected in pairs:
             torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+    once, once_entropy = selected_logprobs(hidden, weight, targets, **how, gradient=upstream)
+    torch.testing.assert_close(once, wanted, rtol=0, atol=1e-10)
+    torch.testing.assert_close(once_entropy, wanted_entropy, rtol=0, atol=1e-10)
+    for actual, expected in zip(*(torch.autograd.grad(found, leaves, upstream) for found in (once, wanted)), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+
+
+def test_one_pass_refuses_a_loss_that_differs_from_its_announcement() -> None:
+    hidden, weight, targets = problem(4, 30)
+    logprobs, entropy = selected_logprobs(hidden, weight, targets, temperature=1.0, gradient=torch.full((4,), -0.25))
+    assert not entropy.requires_grad
+    with pytest.raises(RuntimeError, match="another derivative"):
+        (-logprobs.mean() * 1.01).backward()
+    assert hidden.grad is None
+    assert weight.grad is None
+
+
+def test_one_pass_makes_each_logit_once() -> None:
+    class Products(TorchDispatchMode):
+        made = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            result = func(*args, **(kwargs or {}))
+            self.made += func is torch.ops.aten.mm.default and result.shape[-1] == 5_000
+            return result
+
+    hidden, weight, targets = problem(6, 5_000)
+    with Products() as products:
+        logprobs, _ = selected_logprobs(hidden, weight, targets, temperature=1.0, gradient=torch.ones(6), tile=2)
+        logprobs.sum().backward()
+    assert products.made == 3
 
 
 def test_gradients_pass_gradcheck() -> None:
@@ -91,6 +130,9 @@ def test_no_tensor_of_tokens_times_vocabulary_is_made() -> None:
         logprobs, _ = selected_logprobs(hidden, weight, targets, temperature=1.0, tile=1024)
         logprobs.sum().backward()
     assert largest.elements == 600 * 1024
+    with LargestTensor() as largest:
+        selected_logprobs(hidden, weight, targets, temperature=1.0, tile=32, gradient=torch.ones(600))[0].sum().backward()
+    assert largest.elements == 32 * 20_000
 
 
 def test_tiles_shrink_as_tokens_grow() -> None:
@@ -123,6 +165,11 @@ def test_bf16_autocast_keeps_the_gradient_to_its_own_precision() -> None:
     by_logits = (torch.nn.functional.one_hot(targets, 3_000) - exact.exp()) * upstream.double()[:, None]
     expected = by_logits @ narrow_weight.double(), by_logits.T @ narrow_hidden.double()
     for actual, wanted in zip(torch.autograd.grad(logprobs, (hidden, weight), upstream), expected, strict=True):
+        assert actual.dtype == torch.float32
+        assert ((actual - wanted).norm() / wanted.norm()).item() < 0.004
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        once, _ = selected_logprobs(hidden, weight, targets, temperature=1.0, tile=16, gradient=upstream)
+    for actual, wanted in zip(torch.autograd.grad(once, (hidden, weight), upstream), expected, strict=True):
         assert actual.dtype == torch.float32
         assert ((actual - wanted).norm() / wanted.norm()).item() < 0.004
 

@@ -120,24 +120,29 @@ def body(model: nn.Module, input_ids: Tensor, position_ids: Tensor, **kwargs: An
 
 
 class OutputHead(NamedTuple):
-    """logits = scale · (hidden @ weight.T + bias). weight [V, width], bias [V] or None."""
+    """z = scale · (hidden @ weight.T + bias); logits = z, or softcap · tanh(z / softcap). weight [V, width], bias [V] or None."""
 
     weight: Tensor
     bias: Tensor | None
     scale: float
+    softcap: float | None
+
+
+def logits_of(raw: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """hidden @ weight.T + bias -> logits."""
+    scaled = raw if scale == 1.0 else raw * scale
+    return scaled if softcap is None else softcap * (scaled / softcap).tanh()
 
 
 def output_head(model: nn.Module) -> OutputHead:
-    """The language-model head. Raises `ModelError` where logits are no scaled linear function of the hidden states."""
+    """The language-model head. Raises `ModelError` where it is no linear layer."""
     inner = pretrained(model)
     text = inner.config.get_text_config()
-    if getattr(text, "final_logit_softcapping", None) is not None:
-        raise ModelError("this model squashes its logits (final_logit_softcapping), which the log-prob head does not support")
     head = _unwrap_saved_module(cast(Any, inner).get_output_embeddings())
     if type(head) is not nn.Linear:
         found = "no head" if head is None else f"a head of type {type(head).__name__}"
         raise ModelError(f"{type(inner).__name__} has {found}", hint="keep adapters off lm_head, and use a causal language model")
-    return OutputHead(head.weight, head.bias, _logit_scale(text))
+    return OutputHead(head.weight, head.bias, _logit_scale(text), getattr(text, "final_logit_softcapping", None))
 
 
 def scalar_head(model: nn.Module) -> tuple[Tensor, Tensor | None]:

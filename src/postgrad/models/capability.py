@@ -43,12 +43,14 @@ def check_head(model: nn.Module) -> None:
     with mode(model, training=False), torch.no_grad():
         logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
         hidden = body(model, ids, positions)
-        logprobs, _ = selected_logprobs(hidden, head.weight, ids[0], temperature=1.0, bias=head.bias, scale=head.scale)
+        logprobs, _ = selected_logprobs(
+            hidden, head.weight, ids[0], temperature=1.0, bias=head.bias, scale=head.scale, softcap=head.softcap
+        )
     expected = logits.float().log_softmax(-1).gather(1, ids[0][:, None]).squeeze(1)
     if not _close(logprobs, expected, head.weight.dtype):
         raise ModelError(
             f"{type(pretrained(model)).__name__} computes its logits in a way postgrad does not know",
-            hint="its logits are no scaled linear function of the last hidden states; this model cannot be trained here",
+            hint="its logits do not follow from the last hidden states by a linear layer, a scale and a softcap; it cannot be trained here",
         )
 
 

@@ -13,6 +13,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from postgrad.errors import RunError
 from postgrad.models import engine_state
 from postgrad.models.engine_state import EngineState
-from postgrad.models.forward import mode
+from postgrad.models.forward import mode, score
 from postgrad.models.micro_batch import MicroBatch
 from postgrad.models.optimizer import Optimizer, OptimizerConfig
 from postgrad.models.reader import Reader, Reads, check_finite, rows_of, scatter
@@ -75,8 +76,8 @@ class LocalEngine(Reader):
         """Add the loss's gradient to what has accumulated. See `protocols.Engine`.
 
         A loss function with a true attribute `whole_groups` sees all rows of a group in one call, with `whole_batch` all rows of the
-        batch, whatever memory that takes. On any error the gradients
-        accumulated since the last step are dropped.
+        batch, whatever memory that takes. One with `constant_gradient` has a derivative by the log-probs that does not depend on
+        them, which makes the head cheaper. On any error the gradients accumulated since the last step are dropped.
         `sums` also holds computed_tokens, repeated_prefix_tokens and untrained_rows (rows without a trained token).
         """
         whole_batch = getattr(loss, "whole_batch", False)
@@ -131,7 +132,8 @@ class LocalEngine(Reader):
     def _backward(self, batch: MicroBatch, loss: LossFunction, temperature: float, *, name: str) -> tuple[float, dict[str, float], Tensor]:
         """-> (loss, sums, log-probs [N]). The graph is gone on return."""
         with mode(self.model, training=self.dropout):
-            current, entropy = self.readout(self.model, batch, temperature=temperature, dtype=self.autocast)
+            readout = partial(score, gradient=_announced(loss, batch)) if getattr(loss, "constant_gradient", False) else self.readout
+            current, entropy = readout(self.model, batch, temperature=temperature, dtype=self.autocast)
             check_finite(current, batch, name, self.reads)
             value, sums = loss(batch.to_rows(current), batch.with_entropy(entropy))
             self._check_loss(value, batch, name)
@@ -186,6 +188,16 @@ class LocalEngine(Reader):
         if self.reference is None:
             raise ValueError("this engine was made without a reference")
         return self.reference.active()
+
+
+def _announced(loss: LossFunction, batch: MicroBatch) -> Tensor:
+    """[N]: the loss's derivative by each log-prob, for a loss whose derivative is the same wherever it is taken."""
+    anywhere = torch.zeros(batch.trained_tokens, device=batch.targets.device, requires_grad=True)
+    if not batch.trained_tokens:
+        return anywhere.detach()
+    value, _ = loss(batch.to_rows(anywhere), batch.with_entropy(torch.zeros_like(anywhere)))
+    (gradient,) = torch.autograd.grad(value, anywhere)
+    return gradient
 
 
 def _merged(sums: Mapping[str, Tensor], own: dict[str, float]) -> dict[str, float]:

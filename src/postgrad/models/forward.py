@@ -19,15 +19,23 @@ from postgrad.models.heads import selected_logprobs
 from postgrad.models.micro_batch import MicroBatch
 
 
-def score(model: nn.Module, batch: MicroBatch, *, temperature: float, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
-    """Log-probs [N] and entropies [N] in nats at the temperature, differentiable. `dtype`: of the matrix products."""
+def score(
+    model: nn.Module, batch: MicroBatch, *, temperature: float, dtype: torch.dtype | None, gradient: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Log-probs [N] and entropies [N] in nats at the temperature, differentiable. `dtype`: of the matrix products.
+
+    gradient [N]: the loss's derivative by each log-prob where it is known before they are; see `heads.selected_logprobs`.
+    """
     device = batch.input_ids.device
     if not batch.trained_tokens:
         return torch.zeros(0, device=device, requires_grad=torch.is_grad_enabled()), torch.zeros(0, device=device)
     with autocast(dtype, device):
         hidden = hidden_states(model, batch)[batch.source]
         head = output_head(model)
-        return selected_logprobs(hidden, head.weight, batch.targets, temperature=temperature, bias=head.bias, scale=head.scale)
+        return selected_logprobs(
+            hidden, head.weight, batch.targets, temperature=temperature,
+            bias=head.bias, scale=head.scale, softcap=head.softcap, gradient=gradient,
+        )  # fmt: skip
 
 
 def value(model: nn.Module, batch: MicroBatch, *, temperature: float, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:

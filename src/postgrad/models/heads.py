@@ -1,10 +1,13 @@
 """Log-probs and entropy of chosen tokens from hidden states, without a [tokens × vocabulary] tensor.
 
-The head's logits are made in tiles: every token × a slice of the vocabulary.
+The head's logits are made in tiles. Two passes, for any loss: a tile is every token × a slice of the vocabulary.
 1. Forward: each tile gives its own log-normaliser and mean logit; the whole vocabulary's follow from the tiles'. Nothing else is kept.
 2. Backward: the tiles are made again, and become the gradient in place (of the log-probs, and of the entropy if the loss reads it).
    A slice of the vocabulary sees every token at once, so its share of the weight's gradient is one matrix product, summed in fp32
    and rounded at most once, however many tokens there are.
+
+One pass, where the loss's derivative by each log-prob is known before the log-probs are (SFT, a policy that is its own π_old): a tile is a
+few tokens × the whole vocabulary. It gives its log-probs and becomes the gradient at once, so no logit is made twice.
 
 Precision: under bf16 autocast only the matrix products are bf16. Normalisers, probabilities and the gradient at the target,
 g · (1 − p), are fp32: in bf16 `exp(logits − logZ)` is wrong by per cents, and 1 − p of a confident token by 100 %.
@@ -33,14 +36,21 @@ def selected_logprobs(
     temperature: float,
     bias: Tensor | None = None,
     scale: float = 1.0,
+    softcap: float | None = None,
+    gradient: Tensor | None = None,
     tile: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs (nats) of `targets` under softmax(scale · (hidden @ weight.T + bias) / temperature), and that distribution's entropy.
+    """Log-probs (nats) of `targets` under softmax(z / temperature), and that distribution's entropy.
+
+        z = scale · (hidden @ weight.T + bias), and with a softcap  z = softcap · tanh(scale · (hidden @ weight.T + bias) / softcap)
 
     hidden [N, width]; weight [V, width], may be frozen or tied; targets [N]; bias [V] or None.
     Returns logprobs [N] and entropy [N] in nats, both differentiable, both fp32 (fp64 for fp64 inputs). A loss that leaves the entropy
     alone pays nothing for its gradient.
-    `tile` is the number of vocabulary entries per tile (None: by size). Matrix products run in the autocast dtype if there is one.
+    gradient [N]: the loss's derivative by each log-prob, where it is known already: one pass instead of two, and an entropy without a
+    gradient. The backward raises `RuntimeError` if the loss turns out to have another derivative.
+    `tile` is the number of vocabulary entries per tile, with `gradient` the number of tokens (None: by size). Matrix products run in the
+    autocast dtype if there is one.
 
     >>> logprobs, entropy = selected_logprobs(torch.zeros(1, 4), torch.ones(8, 4), torch.tensor([3]), temperature=1.0)
     >>> round(logprobs.item(), 4), round(entropy.item(), 4)   # uniform over 8: -ln 8 and ln 8
@@ -48,23 +58,29 @@ def selected_logprobs(
     """
     if temperature <= 0:
         raise ValueError(f"log-probs need a temperature above 0, got {temperature}")
-    factor = scale / temperature
+    curve = None if softcap is None else _Curve(softcap, temperature)
+    factor = scale if curve else scale / temperature
     if factor != 1.0:
         hidden = hidden.to(_exact(hidden.dtype)) * factor
         bias = None if bias is None else bias * factor
-    width = tile or _slice_width(hidden.shape[0], weight.shape[0])
     dtype = _product_dtype(hidden)
+    tokens, vocabulary = hidden.shape[0], weight.shape[0]
     with torch.autocast(hidden.device.type, enabled=False):  # it would take the statistics' dot products to bf16 as well
-        result = _SelectedLogprobs.apply(hidden, weight, bias, targets, width, dtype)  # type: ignore[no-untyped-call]
+        if gradient is None:
+            width = tile or _slice_width(tokens, vocabulary)
+            result = _TwoPasses.apply(hidden, weight, bias, targets, width, dtype, curve)  # type: ignore[no-untyped-call]
+        else:
+            rows = tile or max(1, _TILE_ELEMENTS // vocabulary)
+            result = _OnePass.apply(hidden, weight, bias, targets, rows, dtype, curve, gradient)  # type: ignore[no-untyped-call]
     return cast("tuple[Tensor, Tensor]", result)
 
 
-class _SelectedLogprobs(torch.autograd.Function):
+class _TwoPasses(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, width: int, dtype: torch.dtype
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, width: int, dtype: torch.dtype, curve: _Curve | None
     ) -> tuple[Tensor, Tensor]:
-        head = _Head(hidden.to(dtype), weight, bias, targets, width)
+        head = _Head(hidden.to(dtype), weight, bias, targets, width, curve)
         target_logits = torch.empty(targets.shape, dtype=_exact(hidden.dtype), device=hidden.device)
         normalisers, means = [], []
         for tile in head.tiles():
@@ -77,7 +93,7 @@ class _SelectedLogprobs(torch.autograd.Function):
         mean_logit = ((by_tile - log_normaliser).exp() * torch.stack(means)).sum(0)
         logprobs, entropy = target_logits - log_normaliser, log_normaliser - mean_logit
         ctx.save_for_backward(head.hidden, weight, bias, targets, log_normaliser, logprobs, entropy)
-        ctx.width, ctx.hidden_dtype = width, hidden.dtype
+        ctx.width, ctx.curve, ctx.hidden_dtype = width, curve, hidden.dtype
         ctx.set_materialize_grads(False)
         return logprobs, entropy
 
@@ -85,26 +101,68 @@ class _SelectedLogprobs(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None and grad_entropy is None:
-            return (None,) * 6
+            return (None,) * 7
         hidden, weight, bias, targets, log_normaliser, logprobs, entropy = ctx.saved_tensors
-        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        head = _Head(hidden, weight, bias, targets, ctx.width)
-        wanted = _Wanted(log_normaliser, torch.zeros_like(logprobs) if grad is None else grad, grad_entropy, entropy)
+        head = _Head(hidden, weight, bias, targets, ctx.width, ctx.curve)
+        wanted = _Wanted(log_normaliser, torch.zeros_like(logprobs) if grad is None else grad, grad_entropy, entropy, ctx.curve)
         at_target = wanted.at_target(logprobs)
-        exact = log_normaliser.dtype
-        grad_hidden = torch.zeros(hidden.shape, dtype=exact, device=hidden.device) if wants_hidden else None
-        grad_weight = torch.empty(weight.shape, dtype=exact, device=weight.device) if wants_weight else None
-        grad_bias = torch.empty(weight.shape[0], dtype=exact, device=weight.device) if wants_bias else None
+        total = _Gradients.zeros(head, ctx.needs_input_grad)
         for tile in head.tiles():
             _to_gradient(tile, wanted, at_target)
-            if grad_hidden is not None:
-                _add_product(grad_hidden, tile.logits, tile.weight)
-            if grad_weight is not None:
-                grad_weight[tile.vocabulary] = tile.logits.t() @ hidden
-            if grad_bias is not None:
-                grad_bias[tile.vocabulary] = tile.logits.sum(0, dtype=exact)
-        grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
-        return _cast(grad_hidden, ctx.hidden_dtype), _cast(grad_weight, weight.dtype), grad_bias, None, None, None
+            total.add(tile, hidden, slice(None))
+        return (*total.cast(ctx.hidden_dtype, weight, bias), None, None, None, None)
+
+
+class _OnePass(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int, dtype: torch.dtype,
+        curve: _Curve | None, gradient: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        whole = _Head(hidden.to(dtype), weight.to(dtype), bias, targets, weight.shape[0], curve)
+        total = _Gradients.zeros(whole, ctx.needs_input_grad)
+        logprobs, entropies = [], []
+        for start in range(0, len(targets), rows):
+            part = slice(start, start + rows)
+            head = whole._replace(hidden=whole.hidden[part], targets=targets[part])
+            (tile,) = head.tiles()
+            log_normaliser, mean_logit = _tile_statistics(tile.logits, _exact(hidden.dtype))
+            logprob = tile.logits[tile.hit, tile.column].to(log_normaliser.dtype) - log_normaliser
+            entropy = log_normaliser - mean_logit
+            wanted = _Wanted(log_normaliser, gradient[part], None, entropy, curve)
+            _to_gradient(tile, wanted, wanted.at_target(logprob))
+            total.add(tile, head.hidden, part)
+            logprobs.append(logprob)
+            entropies.append(entropy)
+        ctx.save_for_backward(gradient, *total.cast(hidden.dtype, weight, bias))
+        ctx.set_materialize_grads(False)
+        entropy = torch.cat(entropies)
+        ctx.mark_non_differentiable(entropy)
+        return torch.cat(logprobs), entropy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 8
+        announced, *gradients = ctx.saved_tensors
+        if not torch.equal(grad, announced):
+            raise RuntimeError("the loss has another derivative by the log-probs than the one that was announced")
+        return (*gradients, None, None, None, None, None)
+
+
+class _Curve(NamedTuple):
+    """logit = softcap · tanh(raw / softcap) / temperature."""
+
+    softcap: float
+    temperature: float
+
+    def bend_(self, raw: Tensor) -> Tensor:
+        return raw.div_(self.softcap).tanh_().mul_(self.softcap / self.temperature)
+
+    def slope(self, logits: Tensor) -> Tensor:
+        """d logit / d raw."""
+        return (1 - (logits * (self.temperature / self.softcap)).square()) / self.temperature
 
 
 class _Tile(NamedTuple):
@@ -123,6 +181,7 @@ class _Head(NamedTuple):
     bias: Tensor | None
     targets: Tensor
     width: int
+    curve: _Curve | None
 
     def tiles(self) -> Iterator[_Tile]:
         """Logits [N, C] of one slice of the vocabulary after the other, in the dtype of the matrix products."""
@@ -132,6 +191,8 @@ class _Head(NamedTuple):
             logits = self.hidden @ weight.t()
             if self.bias is not None:
                 logits += self.bias[vocabulary].to(logits.dtype)
+            if self.curve is not None:
+                self.curve.bend_(logits)
             hit = ((self.targets >= vocabulary.start) & (self.targets < vocabulary.stop)).nonzero().squeeze(1)
             yield _Tile(vocabulary, logits, weight, hit, self.targets[hit] - start)
 
@@ -153,41 +214,70 @@ def _tile_statistics(logits: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor
 class _Wanted(NamedTuple):
     """What the loss wants of each token: `grad` [N] by its log-prob, `grad_entropy` [N] by its entropy (None: the loss does not read it).
 
-    By a logit z with p = exp(z − logZ): ∂ log-prob = 1[target] − p, ∂ entropy = −p · (log p + entropy).
+    By a logit z with p = exp(z − logZ): ∂ log-prob = 1[target] − p, ∂ entropy = −p · (log p + entropy). Both are passed on through the
+    curve to the product that the logit was made from.
     """
 
     log_normaliser: Tensor
     grad: Tensor
     grad_entropy: Tensor | None
     entropy: Tensor
+    curve: _Curve | None
 
     def at_target(self, logprobs: Tensor) -> Tensor:
-        """[N]: the gradient by the target's logit."""
+        """[N]: the gradient at the target."""
         gradient = self.grad * -torch.expm1(logprobs)
         if self.grad_entropy is not None:
             gradient = gradient - self.grad_entropy * logprobs.exp() * (logprobs + self.entropy)
-        return gradient
+        return gradient if self.curve is None else gradient * self.curve.slope(logprobs + self.log_normaliser)
 
     def rows(self, rows: slice) -> _Wanted:
         grad_entropy = None if self.grad_entropy is None else self.grad_entropy[rows]
-        return _Wanted(self.log_normaliser[rows], self.grad[rows], grad_entropy, self.entropy[rows])
+        return _Wanted(self.log_normaliser[rows], self.grad[rows], grad_entropy, self.entropy[rows], self.curve)
 
     def elsewhere(self, logits: Tensor) -> Tensor:
-        """[n, C]: the gradient by logits that are not the target's."""
+        """[n, C]: the gradient at tokens that are not the target."""
         log_p = logits - self.log_normaliser[:, None]
-        if self.grad_entropy is None:
-            return log_p.exp_().mul_(-self.grad[:, None])
-        factor = -(self.grad[:, None] + self.grad_entropy[:, None] * (log_p + self.entropy[:, None]))
-        return log_p.exp_().mul_(factor)
+        factor = -self.grad[:, None]
+        if self.grad_entropy is not None:
+            factor = factor - self.grad_entropy[:, None] * (log_p + self.entropy[:, None])
+        gradient = log_p.exp_().mul_(factor)
+        return gradient if self.curve is None else gradient.mul_(self.curve.slope(logits.to(gradient.dtype)))
 
 
 def _to_gradient(tile: _Tile, wanted: _Wanted, at_target: Tensor) -> None:
-    """Turn the tile's logits, in place, into the loss's gradient by them."""
+    """Turn the tile's logits, in place, into the loss's gradient by the products that they were made from."""
     count = _block_rows(tile.logits)
     for start in range(0, len(tile.logits), count):
         rows = slice(start, start + count)
         tile.logits[rows].copy_(wanted.rows(rows).elsewhere(tile.logits[rows]))
     tile.logits[tile.hit, tile.column] = at_target[tile.hit].to(tile.logits.dtype)
+
+
+class _Gradients(NamedTuple):
+    """Sums in fp32 (fp64): of the hidden states, the weight and the bias; None where none is wanted."""
+
+    hidden: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+    @classmethod
+    def zeros(cls, head: _Head, wanted: tuple[bool, ...]) -> _Gradients:
+        shapes = (head.hidden.shape, head.weight.shape, head.weight.shape[:1])
+        exact, device = _exact(head.hidden.dtype), head.hidden.device
+        return cls(*(torch.zeros(shape, dtype=exact, device=device) if want else None for shape, want in zip(shapes, wanted, strict=False)))
+
+    def add(self, tile: _Tile, hidden: Tensor, rows: slice) -> None:
+        """What a tile that holds a gradient adds; `rows` are its tokens, `hidden` their states."""
+        if self.hidden is not None:
+            _add_product(self.hidden[rows], tile.logits, tile.weight)
+        if self.weight is not None:
+            _add_product(self.weight[tile.vocabulary], tile.logits.t(), hidden)
+        if self.bias is not None:
+            self.bias[tile.vocabulary] += tile.logits.sum(0, dtype=self.bias.dtype)
+
+    def cast(self, hidden: torch.dtype, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _cast(self.hidden, hidden), _cast(self.weight, weight.dtype), _cast(self.bias, weight.dtype if bias is None else bias.dtype)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from transformers import PreTrainedModel
 
-from postgrad.models.attention import Layout, attend_with, body, output_head, pretrained
+from postgrad.models.attention import Layout, attend_with, body, logits_of, output_head, pretrained
 from postgrad.models.forward import mode
 
 _FULL_TILE = 16
@@ -85,27 +85,27 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 class Serving:
     """A model to decode with: `hidden` states of a flat row, and their `logits`. Use it inside `ready()`."""
 
-    def __init__(self, model: nn.Module, head: nn.Module | None, scale: float) -> None:
+    def __init__(self, model: nn.Module, head: nn.Module | None, *, scale: float = 1.0, softcap: float | None = None) -> None:
         """head None: the model's own output head, read anew at each use."""
         self._model = model
         self.module = pretrained(model)
         """The transformers model itself, out of its adapter wrapper."""
         self._head = head
-        self._scale = scale
+        self._scale, self._softcap = scale, softcap
 
     @classmethod
     def live(cls, model: nn.Module) -> Serving:
-        return cls(model, None, 1.0)
+        return cls(model, None)
 
     @classmethod
     def copied(cls, model: nn.Module, dtype: torch.dtype, *, own_head: bool) -> Serving:
         """own_head: whether the model's own forward call makes the logits (False: `logits`, which needs a linear head)."""
         clone = fold_adapters(pretrained(model), _clone(pretrained(model), dtype))
-        scale = 1.0 if own_head else output_head(clone).scale
+        _, _, scale, softcap = (None, None, 1.0, None) if own_head else output_head(clone)
         if can_pack(clone.device, dtype):
             _pack_linears(clone)
         head = cast(Any, clone).get_output_embeddings()
-        return cls(clone, None if own_head else head, scale)
+        return cls(clone, None if own_head else head, scale=scale, softcap=softcap)
 
     @contextmanager
     def ready(self, layout: Layout | None) -> Iterator[None]:
@@ -128,11 +128,11 @@ class Serving:
         """[n, width] -> [n, V]."""
         full = pad(hidden, (0, 0, 0, max(0, _FULL_TILE - len(hidden))))
         if self._head is not None:
-            raw, scale = cast(Tensor, self._head(full)), self._scale
+            raw, scale, softcap = cast(Tensor, self._head(full)), self._scale, self._softcap
         else:
-            weight, bias, scale = output_head(self._model)
+            weight, bias, scale, softcap = output_head(self._model)
             raw = linear(full, weight, bias)
-        return raw[: len(hidden)] if scale == 1.0 else raw[: len(hidden)] * scale
+        return logits_of(raw[: len(hidden)], scale, softcap)
 
 
 def _clone(inner: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-Architecture = Literal["llama", "qwen2", "qwen3", "gpt2"]
-ARCHITECTURES: tuple[Architecture, ...] = ("llama", "qwen2", "qwen3", "gpt2")
+Architecture = Literal["llama", "qwen2", "qwen3", "gemma", "gpt2"]
+ARCHITECTURES: tuple[Architecture, ...] = ("llama", "qwen2", "qwen3", "gemma", "gpt2")
 
 CHATML = (
     "{% for message in messages %}"
@@ -54,7 +54,7 @@ def tiny_model(
     `scale` is the standard deviation of the initial weights: large enough that attention is far from uniform.
     """
     import torch
-    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
+    from transformers import AutoModelForCausalLM, GemmaConfig, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
     common: dict[str, Any] = {
         "vocab_size": vocab_size, "initializer_range": scale, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "use_cache": False,
@@ -70,6 +70,8 @@ def tiny_model(
         config = Qwen2Config(**(llama_like | overrides))
     elif architecture == "qwen3":
         config = Qwen3Config(**(llama_like | {"head_dim": 8, "tie_word_embeddings": False} | overrides))
+    elif architecture == "gemma":
+        config = GemmaConfig(**(llama_like | {"head_dim": 8} | overrides))
     else:
         gpt2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024}
         config = GPT2Config(**(common | gpt2 | {"attn_pdrop": dropout, "embd_pdrop": dropout, "resid_pdrop": dropout} | overrides))

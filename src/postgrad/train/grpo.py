@@ -42,9 +42,10 @@ KL = {"k1": formulas.kl_k1, "k2": formulas.kl_k2, "k3": formulas.kl_k3}
 # ④ the loss ------------------------------------------------------------------------------------------------------------------------
 
 
-def grpo_loss(settings: LossSettings, batch: Denominators) -> LossFunction:
+def grpo_loss(settings: LossSettings, batch: Denominators, *, own_old: bool = False) -> LossFunction:
     """The loss of the GRPO family. Rows carry `per_row["advantages"]`, or `per_token["advantages"]` where turns are
-    credited, `per_token["old_logprobs"]` unless the policy is its own π_old, and with a KL term `per_token["reference_logprobs"]`."""
+    credited, `per_token["old_logprobs"]` unless the policy is its own π_old (`own_old`: no row of the batch carries them), and with a KL
+    term `per_token["reference_logprobs"]`."""
 
     def loss(current: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
         mask, advantages = rows.mask, rows.per_token.get("advantages")
@@ -60,6 +61,8 @@ def grpo_loss(settings: LossSettings, batch: Denominators) -> LossFunction:
             sums["kl"] = kl.detach().sum()
         return aggregate(settings, per_token, rows, batch), sums
 
+    # With ratio 1 every surrogate's derivative by a log-prob is −A times its share of the mean, whatever the log-prob is.
+    loss.constant_gradient = own_old and not settings.kl_coef  # type: ignore[attr-defined]
     return loss
 
 
@@ -127,6 +130,8 @@ class GRPO:
         self.drawn = 0
         self.buffer: list[Minibatch] = []
         self.updates = recipe.batch.minibatches * recipe.batch.epochs
+        self.own_old = self.settings.old_logprobs == "policy" and self.updates == 1
+        """With one update per batch the policy is its own π_old."""
         batches = None if recipe.max_steps is None else -(-recipe.max_steps // self.updates)
         rollout_batches, self.total_prompts = positions_in_run(
             size=len(parts.sampling.prompts), epochs=recipe.epochs, per_step=recipe.batch.prompts, max_steps=batches
@@ -189,7 +194,7 @@ class GRPO:
         rows = batch.rows
         if self.settings.old_logprobs == "sampler":
             rows = tuple(with_values(row, "old_logprobs", row.per_token["sampler_logprobs"]) for row in rows)
-        elif self.updates > 1:  # with one update per batch the policy is its own π_old
+        elif not self.own_old:
             rows = self._measured(rows, "old_logprobs", "policy")
         if self.settings.kl_coef:
             rows = self._measured(rows, "reference_logprobs", "reference")
@@ -202,7 +207,8 @@ class GRPO:
 
     def _backward(self, batch: Minibatch) -> BackwardResult:
         totals = Denominators(self.engine.global_sum(batch.denominators.tokens), self.engine.global_sum(batch.denominators.rollouts))
-        return self.engine.forward_backward(batch.rows, grpo_loss(self.settings, totals), temperature=self.recipe.rollout.temperature)
+        loss = grpo_loss(self.settings, totals, own_old=self.own_old)
+        return self.engine.forward_backward(batch.rows, loss, temperature=self.recipe.rollout.temperature)
 
     def score_one(self, step: int) -> Scored:
         """Sample and score the first prompt's group without training on it: what a dry run shows."""

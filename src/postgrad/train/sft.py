@@ -32,6 +32,7 @@ def sft_loss(trained_tokens: float) -> LossFunction:
     def loss(logprobs: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
         return token_mean(-logprobs, rows.mask, denominator=trained_tokens), {}
 
+    loss.constant_gradient = True  # type: ignore[attr-defined]
     return loss
 
 
