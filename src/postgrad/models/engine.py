@@ -26,6 +26,7 @@ from postgrad.models.engine_state import EngineState
 from postgrad.models.forward import mode, score
 from postgrad.models.micro_batch import MicroBatch
 from postgrad.models.optimizer import Optimizer, OptimizerConfig
+from postgrad.models.products import fast_products
 from postgrad.models.reader import Reader, Reads, check_finite, rows_of, scatter
 from postgrad.models.state import load_trainable_state, trainable_state
 from postgrad.protocols import BackwardResult, LossFunction, OptimizerResult
@@ -131,7 +132,7 @@ class LocalEngine(Reader):
 
     def _backward(self, batch: MicroBatch, loss: LossFunction, temperature: float, *, name: str) -> tuple[float, dict[str, float], Tensor]:
         """-> (loss, sums, log-probs [N]). The graph is gone on return."""
-        with mode(self.model, training=self.dropout):
+        with mode(self.model, training=self.dropout), fast_products(self.device, self.autocast):
             readout = partial(score, gradient=_announced(loss, batch)) if getattr(loss, "constant_gradient", False) else self.readout
             current, entropy = readout(self.model, batch, temperature=temperature, dtype=self.autocast)
             check_finite(current, batch, name, self.reads)

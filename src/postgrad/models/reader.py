@@ -21,6 +21,7 @@ from postgrad.models.forward import Readout, mode, score, value
 from postgrad.models.micro_batch import MicroBatch
 from postgrad.models.packed import pack
 from postgrad.models.padded import pad_rows
+from postgrad.models.products import fast_products
 from postgrad.types import TrainRow
 
 logger = logging.getLogger("postgrad")
@@ -66,7 +67,7 @@ class Reader:
     def read(self, model: nn.Module, rows: Sequence[TrainRow], *, temperature: float, name: str) -> list[list[float]]:
         """Per row, the number of each trained token under `model`, in eval mode and without a gradient."""
         result: list[list[float]] = [[] for _ in rows]
-        with mode(model, training=False), torch.no_grad():
+        with mode(model, training=False), torch.no_grad(), fast_products(self.device, self.autocast):
             for batch in self.batches(model, rows, self.tokens_per_micro_batch):
                 current, _ = self.readout(model, batch, temperature=temperature, dtype=self.autocast)
                 check_finite(current, batch, name, self.reads)

@@ -137,8 +137,8 @@ class SFTBatch(Section):
     """Rows of one optimizer step; left out with `tokens` left out = 8."""
     tokens: PositiveInt | None = None
     """Fill each step with whole rows up to this many tokens, instead of a number of rows. No row is ever split."""
-    tokens_per_micro_batch: PositiveInt = 4096
-    """Tokens computed at once: memory, not mathematics."""
+    tokens_per_micro_batch: PositiveInt = 1024
+    """Tokens computed at once: memory, not mathematics. On a CPU more of them are no faster; an accelerator wants more."""
 
     @model_validator(mode="after")
     def _one_size(self) -> SFTBatch:
@@ -154,8 +154,8 @@ class GRPOBatch(Section):
     """Optimizer steps that one pass over a rollout batch is split into (whole groups)."""
     epochs: PositiveInt = 1
     """Passes over one rollout batch. More than one update per batch makes later ones off-policy: the ratio and its clip act."""
-    tokens_per_micro_batch: PositiveInt = 4096
-    """Tokens computed at once: memory, not mathematics."""
+    tokens_per_micro_batch: PositiveInt = 2048
+    """Tokens computed at once: memory, not mathematics. On a CPU more of them are no faster; an accelerator wants more."""
 
     @model_validator(mode="after")
     def _whole_groups(self) -> GRPOBatch:
@@ -284,8 +284,8 @@ class PairData(Data):
 class PairBatch(Section):
     pairs: PositiveInt = 8
     """Pairs (or labelled answers) of one optimizer step."""
-    tokens_per_micro_batch: PositiveInt = 4096
-    """Tokens computed at once: memory, not mathematics."""
+    tokens_per_micro_batch: PositiveInt = 1024
+    """Tokens computed at once: memory, not mathematics. On a CPU more of them are no faster; an accelerator wants more."""
 
 
 class RewardLoss(Section):
@@ -532,8 +532,8 @@ class PPOBatch(Section):
     """Optimizer steps that one epoch over the iteration's rollouts is split into (whole rollouts)."""
     epochs: PositiveInt = 2
     """Passes over the rollouts of one iteration."""
-    tokens_per_micro_batch: PositiveInt = 4096
-    """Tokens computed at once: memory, not mathematics."""
+    tokens_per_micro_batch: PositiveInt = 2048
+    """Tokens computed at once: memory, not mathematics. On a CPU more of them are no faster; an accelerator wants more."""
 
 
 class PPORollout(Rollout):
