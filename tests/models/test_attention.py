@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from postgrad.errors import ModelError
 from postgrad.models import attention
 from postgrad.models.attention import attend_with, body, output_head, pretrained
-from postgrad.models.layout import PackedLayout, Segment
+from postgrad.models.layout import PackedLayout
+from postgrad.models.segments import Segment
 from postgrad.testing import ARCHITECTURES, tiny_model
 
 IDS = torch.tensor([[5, 9, 200, 31, 8, 77, 3]])

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from postgrad.models import layout as layouts
-from postgrad.models.layout import PackedLayout, Segment, flash_available, plain_attention
+from postgrad.models.layout import PackedLayout, flash_available
+from postgrad.models.segments import Segment, plain_attention
 
 SEGMENTS = (
     Segment(0, 5),

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postgrad.models.layout import Segment
 from postgrad.models.micro_batch import MicroBatch
 from postgrad.models.packed import pack
 from postgrad.models.padded import pad_rows
+from postgrad.models.segments import Segment
 from postgrad.types import TrainRow
 
 

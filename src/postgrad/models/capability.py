@@ -18,7 +18,8 @@ from postgrad.errors import ModelError
 from postgrad.models.attention import attend_with, body, output_head, pretrained
 from postgrad.models.forward import mode
 from postgrad.models.heads import selected_logprobs
-from postgrad.models.layout import PackedLayout, Segment
+from postgrad.models.layout import PackedLayout
+from postgrad.models.segments import Segment
 
 _PREFIX, _FIRST, _SECOND, _ALONE = 3, 4, 2, 5
 """Tokens of the probe: two rows of 4 and 2 tokens behind a shared prefix of 3, and a row of 5 that shares nothing."""

@@ -1,11 +1,11 @@
 """Who attends to whom in a flat row of tokens, and the exact attention over it without any mask tensor.
 
-1. `Segment`       a run of tokens that attends causally to itself and, if it continues a shared prefix, to all of that prefix.
-2. `PackedLayout`  segments back to back. Rows of one group point to one copy of their prompt.
-3. On a CPU each segment is one call of PyTorch's flash kernel. A row that continues a prefix is two calls (its own tokens, the
+1. `PackedLayout`  segments back to back. Rows of one group point to one copy of their prompt.
+2. On a CPU each segment is one call of PyTorch's flash kernel. A row that continues a prefix is two calls (its own tokens, the
    prefix), merged through their log-sum-exp: softmax over the union of the keys. The backward gives both calls the merged
    output and log-sum-exp, which makes the gradients exact (tested against plain attention and with gradcheck).
-4. Elsewhere, with attention dropout, or where the kernel is missing: plain `scaled_dot_product_attention` per segment.
+3. On an accelerator all of it is one call of a fused kernel (`flex`).
+4. With attention dropout, or where the kernels are missing: `segments.plain_attention`.
 
 No tensor of tokens × tokens is made, grouped key-value heads are never repeated, and the order of segments changes nothing.
 """
@@ -19,29 +19,17 @@ from itertools import groupby
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from postgrad.models import flex
+from postgrad.models.segments import Segment, plain_attention
 
 _FLASH_FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _FLASH_BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
 
 _WIDEN_UP_TO = 256
 """Keys up to which the CPU kernel is faster in fp32 than in bf16 (backward at 45 keys: 4.5 times; even at 300; 0.7 at 2,000)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Tokens start..stop of the flat row; `prefix` is the run of tokens (start, stop) that comes before them, if it is shared."""
-
-    start: int
-    stop: int
-    prefix: tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start < self.stop:
-            raise ValueError(f"an empty segment: {self.start}..{self.stop}")
-        if self.prefix and not 0 <= self.prefix[0] < self.prefix[1] <= self.start:
-            raise ValueError(f"prefix {self.prefix} does not lie before segment {self.start}..{self.stop}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +64,16 @@ class PackedLayout:
             raise ValueError(f"the layout describes {self.tokens} tokens but the model was given {query.shape[1]}")
         if dropout == 0.0 and flash_available(query, key, value):
             return cast(Tensor, MergedFlash.apply(query, key, value, self._calls, scaling))  # type: ignore[no-untyped-call]
+        if dropout == 0.0 and flex.usable(query, key):
+            if query.device not in self._masks:
+                self._masks[query.device] = flex.block_mask(self.segments, query.device)
+            return flex.attend(query, key, value, self._masks[query.device], scaling=scaling)
         return plain_attention(query, key, value, self.segments, scaling=scaling, dropout=dropout)
+
+    @cached_property
+    def _masks(self) -> dict[torch.device, BlockMask]:
+        """The fused kernel's, one for all layers."""
+        return {}
 
     @cached_property
     def _calls(self) -> tuple[_Call, ...]:
@@ -97,34 +94,6 @@ def flash_available(query: Tensor, key: Tensor, value: Tensor) -> bool:
     if _FLASH_FORWARD is None or _FLASH_BACKWARD is None:
         return False
     return query.device.type == "cpu" and query.shape[-1] == value.shape[-1] == key.shape[-1]
-
-
-def plain_attention(
-    query: Tensor, key: Tensor, value: Tensor, segments: Sequence[Segment], *, scaling: float | None, dropout: float
-) -> Tensor:
-    """The same attention from PyTorch's public function: one call per segment, keys of the prefix and its own joined."""
-    outputs = []
-    for segment in segments:
-        own = slice(segment.start, segment.stop)
-        joined_key, joined_value, mask = key[:, own], value[:, own], None
-        if segment.prefix is not None:
-            shared = slice(*segment.prefix)
-            joined_key = torch.cat((key[:, shared], joined_key), 1)
-            joined_value = torch.cat((value[:, shared], joined_value), 1)
-            mask = _continuation_mask(segment, query.device)
-        attended = F.scaled_dot_product_attention(
-            query[None, :, own], joined_key[None], joined_value[None], attn_mask=mask, dropout_p=dropout,
-            is_causal=mask is None, scale=scaling, enable_gqa=query.shape[0] != key.shape[0],
-        )  # fmt: skip
-        outputs.append(attended[0].transpose(0, 1))
-    return torch.cat(outputs)
-
-
-def _continuation_mask(segment: Segment, device: torch.device) -> Tensor:
-    """[C, P + C], True where a token of the segment may look: the whole prefix, and its own segment up to itself."""
-    assert segment.prefix is not None
-    own, shared = segment.stop - segment.start, segment.prefix[1] - segment.prefix[0]
-    return torch.ones(own, shared + own, dtype=torch.bool, device=device).tril(shared)
 
 
 class MergedFlash(torch.autograd.Function):

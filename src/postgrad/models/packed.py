@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from postgrad.models.layout import PackedLayout, Segment
+from postgrad.models.layout import PackedLayout
 from postgrad.models.micro_batch import MicroBatch, ModelInput, Placed, build, place
+from postgrad.models.segments import Segment
 from postgrad.packing import fill
 from postgrad.types import TrainRow
 
