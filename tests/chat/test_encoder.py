@@ -187,18 +187,22 @@ def test_remembered_ids_are_not_the_callers():
 
 def test_memory_is_bounded_in_pieces_and_in_their_length():
     encoder = Encoder(tiny_tokenizer())
+    memory = encoder._memories[False]
     encoder.one("x" * (_REMEMBERED_CHARACTERS + 1), split=False)
-    assert not encoder._memory
-    encoder.many([f"{number}" for number in range(_REMEMBERED_PIECES + 5)], split=False)
-    assert len(encoder._memory) == _REMEMBERED_PIECES
-    assert ("0", False) not in encoder._memory
+    assert len(memory) == 0
+    encoder.many([f"{number}" for number in range(3 * _REMEMBERED_PIECES)], split=False)
+    assert _REMEMBERED_PIECES // 2 <= len(memory) <= _REMEMBERED_PIECES
+    assert memory.recall("0") is None
 
 
 def test_a_piece_in_use_stays_in_memory():
     encoder = Encoder(tiny_tokenizer())
-    for number in range(_REMEMBERED_PIECES + 5):
-        encoder.many(["header", f"{number}"], split=False)
-    assert ("header", False) in encoder._memory
+    memory = encoder._memories[False]
+    encoder.one("header", split=False)
+    for number in range(3 * _REMEMBERED_PIECES):
+        assert memory.recall("header") == encoder._straight(["header"], False)[0]
+        encoder.one(f"{number}", split=False)
+        assert len(memory) <= _REMEMBERED_PIECES
 
 
 @pytest.mark.parametrize("own_encode", [False, True])

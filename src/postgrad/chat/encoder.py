@@ -10,7 +10,6 @@ A lone surrogate (half of a character outside the basic plane, as broken exports
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,35 +49,21 @@ class Encoder:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._backend = rust_backend(tokenizer)
-        self._memory: OrderedDict[tuple[str, bool], list[int]] = OrderedDict()
+        self._memories = {split: Memory() for split in (False, True)}
 
     def one(self, text: str, *, split: bool) -> list[int]:
-        return self.many([text], split=split)[0]
+        """The list is the caller's."""
+        return list(self.many([text], split=split)[0])
 
-    def many(self, texts: Sequence[str], *, split: bool) -> list[list[int]]:
-        """Ids of each text on its own; the lists are the caller's."""
-        found = [self._recall(text, split) for text in texts]
-        missing = list(dict.fromkeys(text for text, ids in zip(texts, found, strict=True) if ids is None))
-        fresh = dict(zip(missing, self._encode(missing, split), strict=True)) if missing else {}
-        for text, ids in fresh.items():
-            self._remember(text, split, ids)
-        return [list(fresh[text] if ids is None else ids) for text, ids in zip(texts, found, strict=True)]
-
-    def _recall(self, text: str, split: bool) -> list[int] | None:
-        if not text:
-            return []
-        key = (text, split)
-        ids = self._memory.get(key)
-        if ids is not None:
-            self._memory.move_to_end(key)
-        return ids
-
-    def _remember(self, text: str, split: bool, ids: list[int]) -> None:
-        if len(text) > _REMEMBERED_CHARACTERS:
-            return
-        self._memory[text, split] = ids
-        if len(self._memory) > _REMEMBERED_PIECES:
-            self._memory.popitem(last=False)
+    def many(self, texts: Sequence[str], *, split: bool) -> list[Sequence[int]]:
+        """Ids of each text on its own."""
+        memory = self._memories[split]
+        known = {text: memory.recall(text) for text in texts}
+        missing = [text for text, ids in known.items() if ids is None]
+        for text, ids in zip(missing, self._encode(missing, split), strict=True) if missing else ():
+            known[text] = ids
+            memory.remember(text, ids)
+        return [known[text] for text in texts]  # type: ignore[misc]
 
     def _encode(self, texts: list[str], split: bool) -> list[list[int]]:
         try:
@@ -101,3 +86,30 @@ class Encoder:
 
     def _wrapped(self, texts: list[str], split: bool) -> list[list[int]]:
         return [list(self._tokenizer.encode(text, add_special_tokens=False, verbose=False, split_special_tokens=split)) for text in texts]
+
+
+class Memory:
+    """Ids of the pieces in use. When the recent ones are half of all that may be remembered, they become the older ones; of these only what
+    is asked for again stays."""
+
+    def __init__(self) -> None:
+        self._recent: dict[str, Sequence[int]] = {}
+        self._older: dict[str, Sequence[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._recent) + len(self._older)
+
+    def recall(self, text: str) -> Sequence[int] | None:
+        if not text:
+            return ()
+        ids = self._recent.get(text)
+        if ids is None and (ids := self._older.pop(text, None)) is not None:
+            self.remember(text, ids)
+        return ids
+
+    def remember(self, text: str, ids: Sequence[int]) -> None:
+        if len(text) > _REMEMBERED_CHARACTERS:
+            return
+        if len(self._recent) >= _REMEMBERED_PIECES // 2:
+            self._recent, self._older = {}, self._recent
+        self._recent[text] = ids

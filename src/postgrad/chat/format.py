@@ -285,14 +285,16 @@ class ChatFormat:
         return self._tokens.rendered(self._turns.prompt(chat, chat.messages), guard=chat.guard)[:1] == [self.bos_id]
 
     def _chat(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Chat:
-        if self._facts.reasoning == "content":
-            messages = [thought_in_content(message) for message in messages]
-        shown = [tool.to_json() for tool in tools]
-        guard = Guard(self._tokens, self._template.dicts(messages), shown)
-        messages = [guarded(guard, message) for message in messages]
+        in_content = self._facts.reasoning == "content"
+        messages = [thought_in_content(message) if in_content else message for message in messages]
+        shown, printed = [tool.to_json() for tool in tools], self._template.dicts(messages)
+        guard = Guard(self._tokens, printed, shown)
+        if guard.mark:
+            messages = [guarded(guard, message) for message in messages]
+            shown, printed = guard.apply(shown), self._template.dicts(messages)
         if self.tool_protocol == "template":
             self._require_style(messages, tools)
-            return Chat(self._template.dicts(messages), tuple(range(len(messages))), tuple(guard.apply(shown)), guard)
+            return Chat(printed, tuple(range(len(messages))), tuple(shown), guard)
         style = self._style or codecs.HERMES
         try:
             pairs = lower(messages, [guarded_tool(guard, tool) for tool in tools], self._facts.roles, style)
@@ -300,7 +302,10 @@ class ChatFormat:
             raise TemplateRefuses(
                 f"a call cannot be written in the {style.name} style: {error}", hint="use tool_protocol: text, or rename it"
             ) from error
-        return Chat(self._template.dicts([message for _, message in pairs]), tuple(index for index, _ in pairs), (), guard)
+        lowered = [message for _, message in pairs]
+        if lowered != messages:
+            printed = self._template.dicts(lowered)
+        return Chat(printed, tuple(index for index, _ in pairs), (), guard)
 
     def _encode(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, only_last: bool, check_calls: bool = True

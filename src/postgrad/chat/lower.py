@@ -26,8 +26,6 @@ class Roles:
 
 def guarded(guard: Guard, message: Message) -> Message:
     """The message with the special-token strings in its texts and calls marked as typed."""
-    if not guard.mark:
-        return message
     mark = guard.apply
     calls = tuple(ToolCall(mark(call.name), mark(call.arguments), id=mark(call.id)) for call in message.tool_calls)
     return replace(

@@ -124,11 +124,18 @@ class Tokens:
 
     def _cut_and_encode(self, texts: Sequence[str], guard: Guard) -> list[list[int]]:
         cut = [self._around_special.split(text) for text in texts]  # plain text at even places, special strings at odd ones
-        plain = iter(self._encoder.many([guard.remove(piece) for pieces in cut for piece in pieces[::2]], split=bool(guard.mark)))
-        return [
-            [token for place, piece in enumerate(pieces) for token in ((self.special[piece],) if place % 2 else next(plain))]
-            for pieces in cut
-        ]
+        plain = [piece for pieces in cut for piece in pieces[::2]]
+        plain = [guard.remove(piece) for piece in plain] if guard.mark else plain
+        coded = iter(self._encoder.many(plain, split=bool(guard.mark)))
+        return [self._joined(coded, pieces[1::2]) for pieces in cut]
+
+    def _joined(self, plain: Iterator[Sequence[int]], specials: Sequence[str]) -> list[int]:
+        """The next ids of plain text, with those of these special strings between them."""
+        ids = [*next(plain)]
+        for special in specials:
+            ids.append(self.special[special])
+            ids += next(plain)
+        return ids
 
     def _rendered_whole(self, text: str, guard: Guard, continues: bool) -> list[int]:
         if not guard.mark:
@@ -175,7 +182,7 @@ class Guard:
     """
 
     def __init__(self, tokens: Tokens, *contents: Any) -> None:
-        texts = [text for content in contents for text in _strings(content)]
+        texts = _strings(contents)
         self._pattern = tokens.special_pattern
         typed = any(self._pattern.search(text) for text in texts)
         self.mark = next(mark for mark in _MARKS if not any(mark in text for text in texts)) if typed else ""
@@ -212,13 +219,17 @@ def _cuts_at_special(added: Iterable[Any], special: re.Pattern[str]) -> bool:
     return not any(special.search(text) or any(text[start:] in beginnings for start in range(1, len(text))) for text in ordinary)
 
 
-def _strings(content: Any) -> Iterator[str]:
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, Mapping):
-        for key, value in content.items():
-            yield from _strings(key)
-            yield from _strings(value)
-    elif isinstance(content, (list, tuple)):
-        for value in content:
-            yield from _strings(value)
+def _strings(content: Any) -> list[str]:
+    """Every string in lists and dicts within each other; of dicts the keys too."""
+    found: list[str] = []
+    waiting = [content]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str):
+            found.append(part)
+        elif isinstance(part, (list, tuple)):
+            waiting += part
+        elif isinstance(part, Mapping):
+            waiting += part
+            waiting += part.values()
+    return found

@@ -12,20 +12,28 @@ from postgrad.data.table import Array, Record
 from postgrad.types import TrainRow
 
 SOURCES: tuple[TokenSource, ...] = ("context", "assistant", "glue")
-_MARK = {source: number << 1 for number, source in enumerate(SOURCES)}
-TRAINED = 1
-TRAINED_ANSWER = _MARK["assistant"] | TRAINED
 COLUMNS = {"name": "uint8", "ids": "int32", "marks": "uint8"}
 """marks: bit 0 = trained, the bits above = index into SOURCES."""
 
 
+def _mark(source: TokenSource, trained: bool) -> bytes:
+    return bytes((SOURCES.index(source) << 1 | trained,))
+
+
+_MARKS = {(source, trained): _mark(source, trained) for source in SOURCES for trained in (False, True)}
+_TRAINED = [mark for (_, trained), mark in _MARKS.items() if trained]
+_NOT_TRAINED = b"".join(mark for (_, trained), mark in _MARKS.items() if not trained)
+_NOT_ASSISTANT = b"".join(mark for (source, _), mark in _MARKS.items() if source != "assistant")
+TRAINED_ANSWER = _MARKS["assistant", True]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedRow:
-    """One training row with where each token came from, as the columns of a table hold it."""
+    """One training row as the columns of a table hold it: `marks` has a byte per token."""
 
     name: str
     ids: Array
-    marks: Array
+    marks: bytes
 
     @classmethod
     def of(cls, name: str, ids: Sequence[int], stretches: Iterable[tuple[int, TokenSource, bool]]) -> EncodedRow:
@@ -33,13 +41,13 @@ class EncodedRow:
 
         Nothing precedes the first token, so nothing can predict it: it is never trained.
         """
-        marks = bytearray().join(bytes((_MARK[source] | trained,)) * length for length, source, trained in stretches)
-        if marks:
-            marks[0] &= ~TRAINED
-        return cls(name, np.array(ids, np.int32), np.frombuffer(marks, np.uint8))
+        marks = b"".join([_MARKS[source, trained] * length for length, source, trained in stretches])
+        if marks[:1] in _TRAINED:
+            marks = bytes((marks[0] & ~1,)) + marks[1:]
+        return cls(name, np.fromiter(ids, np.int32, len(ids)), marks)
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.marks)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -48,57 +56,56 @@ class EncodedRow:
     @property
     def trained(self) -> tuple[bool, ...]:
         """One flag per token."""
-        return tuple(self.flags.tolist())
+        return tuple(bool(mark & 1) for mark in self.marks)
 
     @property
     def source(self) -> tuple[TokenSource, ...]:
         """One per token."""
-        return tuple(SOURCES[mark >> 1] for mark in self.marks.tolist())
-
-    @property
-    def flags(self) -> Array:
-        """`trained` as an array."""
-        return (self.marks & TRAINED).view(np.bool_)
+        return tuple(SOURCES[mark >> 1] for mark in self.marks)
 
     @property
     def trained_tokens(self) -> int:
-        return int(np.count_nonzero(self.marks & TRAINED))
+        return sum(map(self.marks.count, _TRAINED))
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens before the first trained one, of which there must be one."""
-        return int(self.flags.argmax())
+        """Tokens before the first trained one."""
+        return len(self) - len(self.marks.lstrip(_NOT_TRAINED))
 
     @property
     def context_tokens(self) -> int:
-        """Tokens before the first that an assistant wrote; 0 when none did."""
-        return int((self.marks >> 1 == SOURCES.index("assistant")).argmax())
+        """Tokens before the first that an assistant wrote."""
+        return len(self) - len(self.marks.lstrip(_NOT_ASSISTANT))
 
     def first(self, count: int) -> EncodedRow:
         return EncodedRow(self.name, self.ids[:count], self.marks[:count])
 
+    def until_trained(self) -> EncodedRow:
+        """Up to the last trained token."""
+        return self.first(len(self.marks.rstrip(_NOT_TRAINED)))
+
     def record(self) -> Record:
-        return {"name": text_array(self.name), "ids": self.ids, "marks": self.marks}
+        return {"name": text_array(self.name), "ids": self.ids, "marks": np.frombuffer(self.marks, np.uint8)}
 
 
 def encoded_row(name: str, conversation: EncodedConversation, chosen: set[int]) -> EncodedRow:
     """Trains what the assistant wrote in the chosen messages."""
-    stretches = ((length, source, source == "assistant" and message in chosen) for length, source, message in conversation.stretches)
+    stretches = [(length, source, source == "assistant" and message in chosen) for length, source, message in conversation.stretches]
     return EncodedRow.of(name, conversation.token_ids, stretches)
 
 
 def all_but(name: str, conversation: EncodedConversation, skipped: set[int]) -> EncodedRow:
     """Trains every token but those of the skipped messages."""
-    stretches = ((length, source, message not in skipped) for length, source, message in conversation.stretches)
+    stretches = [(length, source, message not in skipped) for length, source, message in conversation.stretches]
     return EncodedRow.of(name, conversation.token_ids, stretches)
 
 
 def read_row(record: Record) -> EncodedRow:
-    return EncodedRow(read_name(record), record["ids"], record["marks"])
+    return EncodedRow(read_name(record), record["ids"], record["marks"].tobytes())
 
 
 def train_row(record: Record) -> TrainRow:
-    return TrainRow(tuple(record["ids"].tolist()), tuple((record["marks"] & TRAINED).astype(bool).tolist()))
+    return TrainRow(tuple(record["ids"].tolist()), tuple((record["marks"] & 1).astype(bool).tolist()))
 
 
 def read_name(record: Record) -> str:

@@ -127,7 +127,7 @@ def extension(path: Path) -> str:
 def parse_json(text: str) -> Any:
     """A JSON value. Raises `ValueError`, also on NaN and Infinity (not JSON) and on lone surrogates (no text)."""
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = _DECODER.decode(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not _is_text(value, text):
@@ -159,6 +159,8 @@ def _is_text(value: Any, written: str) -> bool:
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON value")
 
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 # ---- JSON lines
 
@@ -223,13 +225,12 @@ def _read_json(path: Path) -> Iterator[Chunk]:
 
 
 def _elements(path: Path, text: str, position: int) -> Iterator[Row | Rejected]:
-    decoder = json.JSONDecoder(parse_constant=_no_constant)
     line, counted, item = 1, 0, -1
     while (position := _skip(text, position, _BLANK)) < len(text) and text[position] != "]":
         lines = text.count("\n", counted, position)
         line, counted, item = line + lines, position, 0 if lines else item + 1
         try:
-            value, end = decoder.raw_decode(text, position)
+            value, end = _DECODER.raw_decode(text, position)
         except (ValueError, RecursionError) as error:
             broken = error.lineno if isinstance(error, json.JSONDecodeError) else line
             message = error.msg if isinstance(error, json.JSONDecodeError) else str(error)

@@ -296,7 +296,10 @@ def _from_json(value: Any, what: str) -> Any:
 
 def _first(item: Mapping[str, Any], *names: str) -> Any:
     """The first of these keys that says something: Arrow puts a null where other rows have a key."""
-    return next((item[name] for name in names if item.get(name) is not None), None)
+    for name in names:
+        if (value := item.get(name)) is not None:
+            return value
+    return None
 
 
 def _text(value: Any) -> str:

@@ -16,7 +16,7 @@ from postgrad.data.messages import has_null_arguments, python_types
 from postgrad.data.table import Array
 from postgrad.data.tally import Tally
 
-_END = re.compile(b"%c(?!%c)" % (TRAINED_ANSWER, TRAINED_ANSWER))
+_END = re.compile(TRAINED_ANSWER + b"(?!" + TRAINED_ANSWER + b")")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -34,7 +34,7 @@ def observe_row(tally: Tally, chat: ChatFormat, row: Row, made: Sequence[Encoded
 
 def _observe_ends(tally: Tally, chat: ChatFormat, row: Row, encoded: EncodedRow, *, cut: bool) -> None:
     """Counts trained answers and the end tokens trained in them: an answer ends where a trained stretch of it does."""
-    ended = [int(encoded.ids[end.start()]) in chat.stop_ids for end in _END.finditer(encoded.marks.tobytes())]
+    ended = [int(encoded.ids[end.start()]) in chat.stop_ids for end in _END.finditer(encoded.marks)]
     tally.answers += len(ended)
     tally.ends += sum(ended)
     if len(ended) - sum(ended) > cut:  # only the answer that the limit cut may be without one
@@ -50,14 +50,14 @@ def _prompt(row: EncodedRow) -> Array:
 
 def observe_texts(tally: Tally, chat: ChatFormat, row: Row, *examples: Example) -> None:
     """What the texts of a row hold; a pair is two examples. Each is marked once, however often it occurs in the row."""
-    texts = [text for example in examples for text in _texts(example)]
+    texts = [text for example in examples for text in _texts(example) if text]
     conversations = [example for example in examples if example.raw is None]
     roles = {message.role for example in conversations for message in example.messages}
     as_text = chat.tool_protocol == "text"
     seen = {
         "special_text": any(chat.special_in_text(text) for text in texts),
         "replacement_character": any(REPLACEMENT in text for text in texts),
-        "null_arguments": any(has_null_arguments(row.fields.get(name)) for name in _CONVERSATIONS),
+        "null_arguments": any(has_null_arguments(row.fields[name]) for name in _CONVERSATIONS if name in row.fields),
         "boundary_merge": any(example.raw and example.raw[0] and chat.merges_at(*example.raw) for example in examples),
         "tools_as_text": as_text and any(example.tools for example in conversations),
         "system_lost": "system" in roles and not chat.prints_system_role,

@@ -120,7 +120,7 @@ class _AnswerEncoder:
             raise DataError(error.what, where=row.name, hint=error.hint) from error
         if not encoded.trained_tokens:
             raise BadRow("the answer has no token to score")
-        return encoded.first(int(encoded.flags.nonzero()[0][-1]) + 1)
+        return encoded.until_trained()
 
     def _encoded(self, row: Row, example: Example) -> EncodedRow:
         if example.raw is not None:
@@ -163,7 +163,7 @@ class PairEncoder(_AnswerEncoder):
             "margin": np.asarray([] if pair.margin is None else [pair.margin]),
         }
         for name, side in zip(("chosen", "rejected"), kept, strict=True):
-            record |= {name: side.ids[start:], f"{name}_scored": side.flags[start:]}
+            record |= {name: side.ids[start:], f"{name}_scored": np.asarray(side.trained[start:])}
         return [record]
 
 
@@ -187,7 +187,7 @@ class UnpairedEncoder(_AnswerEncoder):
         start, side = made[0].prompt_tokens, kept[0]
         return [{
             "name": text_array(row.name), "prompt": side.ids[:start], "answer": side.ids[start:],
-            "scored": side.flags[start:], "label": np.asarray([label]),
+            "scored": np.asarray(side.trained[start:]), "label": np.asarray([label]),
         }]  # fmt: skip
 
 

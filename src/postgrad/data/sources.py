@@ -159,12 +159,13 @@ def rows_of(chunks: Iterable[Chunk], part: Reads, split: Split | None) -> Iterat
     """The rows of some chunks under the part's name, with joined columns and after its map, without those of the other side of a split."""
     for chunk in chunks:
         for item in chunk.rows():
-            place = item.place if item.place.file == part.name else replace(item.place, file=part.name)
+            if item.place.file != part.name:
+                item = replace(item, place=replace(item.place, file=part.name))
             if isinstance(item, Rejected):
                 if split is None or not split.held_out:  # a row that cannot be read is counted once, with the training rows
-                    yield Rejected(place, item.reason)
+                    yield item
             elif split is None or split.takes(item):
-                yield _read(Row(place, item.fields), part)
+                yield _read(item, part)
 
 
 def _read(row: Row, part: Reads) -> Row | Rejected:
