@@ -100,6 +100,13 @@ def test_as_many_equal_groups_as_chance_gives_are_no_matter_of_the_temperature()
     assert "(1 − p)^10 = 0.26 of the groups" in size.why
 
 
+def test_where_no_group_trains_none_has_a_cost():
+    found = finding("R1", run([[0, 0], [0, 0]]))
+    assert found.evidence["value"] == 1.0
+    assert "cost" not in found.evidence
+    assert "64 of 64 groups; none trains" in found.arithmetic
+
+
 def test_rewards_that_cancel_are_equal_totals_of_a_mixed_kind():
     found = finding("R1", run([[1, 0.0], [0, 1.0]], rewards=(RIGHT, RewardInfo("brief", 1.0, "shaping"))))
     assert found.evidence["mixed"] == 1.0
@@ -341,6 +348,12 @@ def test_length_is_ranked_within_groups_and_the_reward_that_carries_it_is_named(
 def test_that_wrong_rollouts_are_long_is_a_note_at_most():
     observed = with_columns(run([[1, 0], [1, 0], [0, 0], [0, 0]]), lengths=[10, 20, 30, 40])
     assert finding("R12", observed).severity == "info"
+
+
+def test_without_a_group_in_which_both_vary_length_is_not_judged():
+    """Correlation has no value there; it used to be a note with ρ = nan."""
+    observed = with_columns(run([[0, 0], [0, 0]]), lengths=[10, 20])
+    assert "in no group do both" in skips("R12", observed).reason
 
 
 def test_three_grams_that_come_again():

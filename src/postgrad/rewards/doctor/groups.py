@@ -41,7 +41,11 @@ def _explain_collapse(where: Observed, share: float, _: int) -> Details:
     kinds = _kinds(where, flat)
     rate = success_rate(where)
     size = where.group_size
-    evidence = {"value": share, "groups": float(flat.sum()), "cost": 1.0 / max(1.0 - share, 1e-9), **kinds}
+    evidence = {"value": share, "groups": float(flat.sum()), **kinds}
+    cost = "none trains"
+    if share < 1.0:
+        evidence["cost"] = 1.0 / (1.0 - share)
+        cost = f"each group that trains costs 1/(1 − {share:.2f}) = {evidence['cost']:.1f} times its own rollouts"
     words = [f"{name.replace('_', ' ')} {100 * value:.0f} %" for name, value in kinds.items()]
     expected = ""
     if not math.isnan(rate):
@@ -50,8 +54,7 @@ def _explain_collapse(where: Observed, share: float, _: int) -> Details:
             f"; with equal prompts of success rate p = {rate:.2f}, p^{size} + (1 − p)^{size} = {evidence['expected']:.2f} is expected"
         )
     message = f"{100 * share:.0f} % of the groups have equal totals and train nothing" + (f" ({', '.join(words)})" if words else "")
-    arithmetic = f"{flat.sum()} of {where.scored.sum()} groups; each group that trains costs 1/(1 − {share:.2f}) = "
-    arithmetic += f"{evidence['cost']:.1f} times its own rollouts{expected}"
+    arithmetic = f"{flat.sum()} of {where.scored.sum()} groups; {cost}{expected}"
     return Details(message, evidence, arithmetic, _collapse_fixes(where, kinds, share), _groups(where, flat))
 
 

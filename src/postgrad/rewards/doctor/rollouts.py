@@ -92,11 +92,13 @@ def length(observed: Observed) -> Result:
         return missing
     if np.isnan(observed.lengths).all():
         return skipped(rule, "no lengths were written", "tokens")
+    rho = length_correlation(observed)
+    if np.isnan(rho):
+        return skipped(rule, "in no group do both lengths and totals vary", "groups whose rollouts differ")
     assert rule.levels is not None
     result = decide(observed, rule, one(length_correlation), _explain_length, healthy="length and total: ρ {value} within groups")
-    if isinstance(result, Finding) or length_correlation(observed) > -rule.levels.info:
+    if isinstance(result, Finding) or rho > -rule.levels.info:
         return result
-    rho = length_correlation(observed)
     message = f"shorter rollouts are better paid: ρ = {rho:.2f} within groups"
     return found(rule, 1, Details(message, _length_evidence(observed, rho), _LENGTH_ARITHMETIC), observed, still=True)
 
