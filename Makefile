@@ -3,13 +3,15 @@ SHELL := bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# TRL lives in an environment of its own, so that nothing of it can get into postgrad's.
+BENCH_VENV ?= .venv-bench
 PIP_QUIET ?= -q
 ARGS ?=
 # Two threads per test process would oversubscribe two cores: each worker computes with one.
 PYTEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(PYTEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: help install demo test check lint types imports mutation conformance bench clean
+.PHONY: help install demo test check lint types imports mutation conformance bench scaling clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -53,8 +55,16 @@ conformance: install  ## Compare losses and gradients with TRL 1.16.0 (installs 
 	$(BIN)/python -m pip install $(PIP_QUIET) --disable-pip-version-check -c constraints.txt -e '.[conformance]'
 	$(PYTEST_ENV) $(BIN)/python -m pytest -m conformance -o addopts="-q --strict-markers --import-mode=importlib" tests/conformance
 
-bench: install  ## Measure speed against plain transformers in one run
-	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+bench: install $(BENCH_VENV)/bin/trl  ## Speed and memory beside TRL 1.16.0, half an hour (METHOD=grpo: one; QUICK=1: a first look at it)
+	$(BIN)/python -m benchmarks.run --trl-python $(BENCH_VENV)/bin/python $(addprefix --method ,$(METHOD)) $(if $(QUICK),--quick) $(ARGS)
+
+scaling: install  ## How step time and memory grow with tokens, group size, prompt, turns, vocabulary, batch
+	$(BIN)/python -m benchmarks.scaling $(ARGS)
+
+$(BENCH_VENV)/bin/trl:
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install $(PIP_QUIET) --disable-pip-version-check -c constraints.txt torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	$(BENCH_VENV)/bin/python -m pip install $(PIP_QUIET) --disable-pip-version-check -c constraints.txt trl
 
 clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(BENCH_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

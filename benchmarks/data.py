@@ -1,7 +1,7 @@
 """Reading, checking and tokenising conversations: rows per second beside `datasets.map`, and memory on a large file.
 
-    python benchmarks/bench_data.py --model smollm2-135m                      the ratio, interleaved, medians
-    python benchmarks/bench_data.py --model smollm2-135m --gigabytes 1        peak memory of one pass over a file of this size
+    python -m benchmarks.data --model smollm2-135m                      the ratio, interleaved, medians
+    python -m benchmarks.data --model smollm2-135m --gigabytes 1        peak memory of one pass over a file of this size
 
 `datasets` reads the same JSONL file and maps `apply_chat_template(..., tokenize=True)` with as many processes, which gives the ids of the
 whole conversation; postgrad also finds the trained spans and audits every row.
@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 WORDS = (
     *("the", "model", "reads", "a", "row", "and", "writes", "what", "it", "should", "say", "next", "because", "every", "token"),
@@ -67,8 +68,9 @@ def theirs(file: Path, model: str, processes: int) -> int:
     with tempfile.TemporaryDirectory() as cache:
         rows = datasets.load_dataset("json", data_files=str(file), split="train", cache_dir=cache)
 
-        def encode(row: dict[str, object]) -> dict[str, object]:
-            return {"input_ids": tokenizer.apply_chat_template(row["messages"], tokenize=True, return_dict=True)["input_ids"]}
+        def encode(row: dict[str, Any]) -> dict[str, object]:
+            encoded: Any = tokenizer.apply_chat_template(row["messages"], tokenize=True, return_dict=True)
+            return {"input_ids": encoded["input_ids"]}
 
         mapped = rows.map(encode, num_proc=processes if processes > 1 else None, remove_columns=rows.column_names)
         return sum(len(ids) for ids in mapped["input_ids"])
@@ -109,7 +111,7 @@ def memory(args: argparse.Namespace) -> None:
         write_rows(small, 2**16)
         for name, path in (("baseline", small), (f"{args.gigabytes:g} GiB", file)):
             done = subprocess.run(
-                [sys.executable, __file__, "--model", args.model, "--one", str(path), "--cache", folder],
+                [sys.executable, "-m", "benchmarks.data", "--model", args.model, "--one", str(path), "--cache", folder],
                 capture_output=True,
                 text=True,
                 check=True,

@@ -1,6 +1,6 @@
 """Memory of PPO's four roles on one base beside GRPO on the same batch: each a process of its own, on the real model with LoRA.
 
-    python benchmarks/bench_roles.py
+    python -m benchmarks.roles
 
 Both sample 48 rollouts of the demo's task and update once on all of them. PPO has an actor, a critic, a reference and a reward model, all
 on the base of the actor; GRPO has the policy and the same reward functions. Peak memory is that of the whole process, libraries and model
@@ -26,7 +26,7 @@ METHODS = ("grpo", "ppo")
 
 
 def recipe(method: str, folder: Path) -> dict[str, Any]:
-    common = {
+    common: dict[str, Any] = {
         "method": method, "model": "smollm2-135m", "run_dir": str(folder / method), "max_steps": STEPS,
         "adapter": {"kind": "lora", "rank": 16}, "data": {"train": "train.jsonl", "shuffle": False}, "tools": ["tools.py:calculator"],
         "optimizer": {"learning_rate": 1e-5}, "rewards": [{"use": "spread.py:spread"}],
@@ -50,11 +50,14 @@ def write_reward_model(folder: Path) -> None:
 def measure(method: str, folder: Path) -> dict[str, Any]:
     from postgrad.train.build import build
     from postgrad.train.loop import SilentReporter
+    from postgrad.train.recipe import Pipeline
     from postgrad.train.recipe_file import parse_recipe
     from postgrad.train.run_directory import RunDirectory
 
     (folder / method).mkdir()
-    with build(parse_recipe(recipe(method, folder)), folder, RunDirectory(folder / method), SilentReporter()) as built:
+    parsed = parse_recipe(recipe(method, folder))
+    assert not isinstance(parsed, Pipeline)
+    with build(parsed, folder, RunDirectory(folder / method), SilentReporter()) as built:
         started = time.perf_counter()
         parts: dict[str, float] = {}
         for step in range(1, STEPS + 1):
@@ -83,7 +86,7 @@ def main() -> None:
         write_reward_model(folder / "reward_model")
         found = {}
         for method in METHODS:
-            command = [sys.executable, __file__, "--method", method, "--folder", name]
+            command = [sys.executable, "-m", "benchmarks.roles", "--method", method, "--folder", name]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise SystemExit(done.stderr[-3000:])

@@ -1,0 +1,1 @@
+"""Speed and memory of postgrad beside TRL, and how both grow: see docs/benchmarks.md and docs/scaling.md."""

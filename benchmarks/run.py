@@ -1,0 +1,126 @@
+"""postgrad beside TRL: each a process of its own, loaded once, then taking turns step by step.
+
+    python -m benchmarks.run --trl-python .venv-bench/bin/python [--method grpo] [--quick]
+
+1. Both do one step on forced samples: loss and gradient norm must agree, else nothing is measured. It warms up too, with one more.
+2. Timed steps in turn. What counts is the ratio of each pair of steps; medians of them are written, with their range.
+3. The machine's limits, measured by our process; the share of them that our training reaches.
+4. The same once more with TRL's memory allocator tuned as ours tunes itself: much of TRL's time on a CPU is page faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from benchmarks import results, startup
+from benchmarks.worker import Worker
+
+METHODS = tuple(results.TITLES)
+REPEATS, QUICK_REPEATS = 3, 1
+TUNED = {"MALLOC_TOP_PAD_": "67108864", "MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "2147483647"}
+"""What `postgrad.models.allocator` sets for its own process."""
+TRAINED = {"grpo": "train", "agent": "train"}
+"""The part of the step that the share of the limit is about, where it is not the whole step."""
+
+
+def compare(method: str, args: argparse.Namespace, repeats: int, extra: Mapping[str, str]) -> dict[str, Any]:
+    """A `results.paired` with what both found in the check, the limits, and what ran. `extra`: environment of TRL's process."""
+    facts = model_facts()
+    command = [args.trl_python, "-m", "benchmarks.theirs", method, "--model", facts["model"], "--dtype", facts["dtype"]]
+    command += ["--config", args.trl_config]
+    if method == "startup":
+        return startup.compare(command, facts["dtype"], args.threads, repeats) | {"limits": None, "dtype": facts["dtype"]}
+    with ExitStack() as stack:
+        theirs = stack.enter_context(Worker(command, args.threads, extra))
+        mine = [sys.executable, "-m", "benchmarks.ours", method]
+        if "template" in theirs.hello:
+            file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "template.jinja"
+            file.write_text(theirs.hello["template"], encoding="utf-8")
+            mine += ["--template", str(file)]
+        ours = stack.enter_context(Worker(mine, args.threads, {}))
+        sides = {"postgrad": ours, "trl": theirs}
+        checked = {name: worker.ask("check") for name, worker in sides.items()}
+        if method != "decoding":
+            results.check_equal(checked["postgrad"], checked["trl"], facts["dtype"])
+        for worker in sides.values():
+            worker.ask("check")
+        steps: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
+        for _ in range(repeats):
+            for name, worker in sides.items():
+                steps[name].append(worker.ask("step"))
+        limits = ours.ask("limits")
+    found = results.paired(*(results.side(steps[name], worker.hello["loaded_mib"]) for name, worker in sides.items()))
+    check = {name: {key: step[key] for key in ("loss", "grad_norm", "tokens") if key in step} for name, step in checked.items()}
+    versions = ours.hello["versions"] | theirs.hello["versions"]
+    return found | {"check": check, "limits": limits, "versions": versions, "dtype": facts["dtype"]}
+
+
+def model_facts() -> dict[str, str]:
+    """Where the model lies and what this machine computes it in, asked of postgrad itself."""
+    import torch
+
+    from benchmarks.ours import MODEL
+    from postgrad.models.dtype import resolve_autocast
+    from postgrad.models.locate import locate
+
+    autocast = resolve_autocast("auto", torch.device("cpu"))
+    return {"model": str(locate(MODEL).folder), "dtype": "float32" if autocast is None else "bfloat16"}
+
+
+def measure(method: str, args: argparse.Namespace) -> dict[str, Any]:
+    """The row of one method."""
+    repeats = args.repeats or (QUICK_REPEATS if args.quick else REPEATS)
+    found = compare(method, args, repeats, {})
+    tuned = None
+    if not args.quick and method != "startup":
+        again = compare(method, args, repeats, TUNED)
+        tuned = {key: again[key] for key in ("time_ratio", "time_ratio_range", "memory_ratio", "postgrad", "trl")}
+    ours, limits = found["postgrad"], found["limits"]
+    seconds = ours["parts_s"][TRAINED[method]] if method in TRAINED else ours["median_s"]
+    noisy = max(ours["others"], found["trl"]["others"]) > results.NOISY
+    measured = {name: found.pop(name) for name in ("time_ratio", "time_ratio_range", "memory_ratio")}
+    return {
+        "method": method, **measured, "limit_share": None if limits is None else results.limit_share(limits, seconds),
+        "tuned_allocator": tuned, "quick": args.quick, "noisy": noisy, "repeats": repeats, "threads": args.threads,
+        "date": date.today().isoformat(), "machine": machine(), **found,
+    }  # fmt: skip
+
+
+def machine() -> str:
+    info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    name = next((line.split(":")[1].strip() for line in info.splitlines() if line.startswith("model name")), platform.processor())
+    gibibytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{name}, {os.cpu_count()} cores, {gibibytes:.0f} GiB"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trl-python", required=True, help="a Python that has trl")
+    parser.add_argument("--method", choices=METHODS, action="append", help="left out = all")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_REPEATS} timed step, and TRL with its plain allocator only")
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--trl-config", default="{}", help="JSON: other settings for TRL's config")
+    parser.add_argument("--print", action="store_true", dest="only_print", help="write no file")
+    args = parser.parse_args()
+    for method in args.method or METHODS:
+        row = measure(method, args)
+        if not args.only_print:
+            results.write(row)
+        print(results.table([row]).splitlines()[-1], flush=True)
+        if args.only_print:
+            print(json.dumps(row, indent=1))
+
+
+if __name__ == "__main__":
+    main()
