@@ -69,6 +69,15 @@ def test_helpers_prepare_pairs_and_prompts_from_memory_too(monkeypatch):
     assert prepare_prompts(prompts, CHAT, work=two) == prepare_prompts(prompts, CHAT)
 
 
+@pytest.mark.parametrize("helpers", [0, 1])
+def test_the_first_bad_row_of_the_file_is_the_error_whoever_meets_one_first(monkeypatch, helpers):
+    monkeypatch.setattr("postgrad.data.files.CHUNK_ROWS", 1)
+    rows = rows_from([{"prompt": "a", "completion": "x" * (99 if number in (1, 8) else 1)} for number in range(9)])
+    with pytest.raises(DataError) as error:
+        prepare_sft(rows, CHAT, max_length=50, overlong="error", work=Work(helpers=helpers))
+    assert error.value.where == "rows:2"
+
+
 def test_a_data_error_in_a_helper_keeps_what_where_and_hint(monkeypatch):
     rows = rows_from([{"prompt": "a", "completion": "x"}, {"prompt": "b", "completion": "x" * 99}])
     errors = []
@@ -90,9 +99,12 @@ from pathlib import Path
 @dataclass(frozen=True)
 class Acting:
     act: str
+    home: int
 
     def encode(self, row, format, tally):
         tally.kept += 1
+        if os.getpid() == self.home:
+            return [self.home]
         if self.act == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.act == "print":
@@ -119,7 +131,7 @@ def act(tmp_path, monkeypatch):
     def run(what: str) -> list[int]:
         taken: list[int] = []
         rows = rows_from([{"prompt": str(number)} for number in range(10)])
-        encode(rows, "grpo", acting_encoder.Acting(what), taken.extend, work=Work(helpers=2))
+        encode(rows, "grpo", acting_encoder.Acting(what, os.getpid()), taken.extend, work=Work(helpers=2))
         return taken
 
     yield run
@@ -136,11 +148,13 @@ def gone(pid: int) -> bool:
     return state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_rows_are_encoded_elsewhere_and_helpers_end_with_the_work(act):
+def test_rows_are_encoded_here_and_elsewhere_and_helpers_end_with_the_work(act):
     pids = act("nothing")
     assert len(pids) == 10
-    assert os.getpid() not in pids
-    assert all(gone(pid) for pid in pids)
+    assert os.getpid() in pids[4:]  # two helpers with two chunks each have enough to do
+    others = set(pids) - {os.getpid()}
+    assert pids[0] in others
+    assert all(gone(pid) for pid in others)
 
 
 def test_what_a_helper_prints_does_not_reach_its_answers(act):
@@ -159,12 +173,12 @@ def test_a_bug_in_a_helper_keeps_its_traceback(act):
 
 
 INTERRUPTED = """
-import signal, sys
+import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import acting_encoder
 from postgrad.data import Work, rows_from
 from postgrad.data.pipeline import encode
-encode(rows_from([{"prompt": "a"}]), "grpo", acting_encoder.Acting("sleep"), print, work=Work(helpers=1))
+encode(rows_from([{"prompt": "a"}]), "grpo", acting_encoder.Acting("sleep", os.getpid()), print, work=Work(helpers=1))
 """
 
 
@@ -208,7 +222,7 @@ def test_a_helper_whose_run_is_gone_ends_by_itself(act):
 def test_only_large_files_get_helpers_unless_a_number_is_named(monkeypatch):
     monkeypatch.delenv("POSTGRAD_DATA_HELPERS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    assert (Work().processes(7 << 20), Work().processes(8 << 20)) == (0, 6)
+    assert (Work().processes(7 << 20), Work().processes(8 << 20)) == (0, 5)
     assert (Work(helpers=0).processes(8 << 20), Work(helpers=3).processes(0)) == (0, 3)
     monkeypatch.setenv("POSTGRAD_DATA_HELPERS", "0")
     assert (Work().processes(8 << 20), Work(helpers=3).processes(0)) == (0, 3)

@@ -1,6 +1,6 @@
 """Rows of a file, one by one, each with the line it starts on: `.jsonl`, `.json` (both also `.gz`), `.parquet`, `.csv`, `.arrow`.
 
-A file is read in chunks of about a megabyte that can be sent to another process and parsed there. A row that cannot be read is a
+A file is read in chunks that can be sent to another process and parsed there. A row that cannot be read is a
 `Rejected` with its reason. A file that cannot be read raises `DataError`. A UTF-8 byte order mark and CRLF line ends are accepted.
 """
 
@@ -19,7 +19,7 @@ from typing import IO, Any, Protocol
 
 from postgrad.errors import DataError
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 18
 CHUNK_ROWS = 500
 _BOM = b"\xef\xbb\xbf"
 _BLANK = " \t\r\n"
@@ -112,9 +112,9 @@ def read_chunks(path: Path) -> Iterator[Chunk]:
         raise DataError(f"cannot read the file: {error.strerror or error}", where=str(path), hint="check the path") from error
 
 
-def chunked(rows: Iterable[Row | Rejected], size: int = CHUNK_ROWS) -> Iterator[RowChunk]:
+def chunked(rows: Iterable[Row | Rejected]) -> Iterator[RowChunk]:
     stream = iter(rows)
-    while part := tuple(islice(stream, size)):
+    while part := tuple(islice(stream, CHUNK_ROWS)):
         yield RowChunk(part)
 
 

@@ -1,4 +1,4 @@
-"""Rows to records, chunk by chunk: here or in helper processes, always in file order, in bounded memory.
+"""Rows to records, chunk by chunk: here and in helper processes, always in file order, in bounded memory.
 
     RowSource ─ chunks ─▶ encode_chunk (each row: map, split, format, Encoder) ─▶ records + Tally ─▶ Table (memory, or files of the cache)
 
@@ -51,7 +51,8 @@ class TableEncoder(Encoder[Record], Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """helpers: processes that encode; None = `$POSTGRAD_DATA_HELPERS`, else one per processor for large files, none for small ones."""
+    """helpers: processes that encode beside this one; None = `$POSTGRAD_DATA_HELPERS`, else one per further processor for large files and
+    none for small ones."""
 
     helpers: int | None = None
     progress: Progress | None = None
@@ -63,7 +64,7 @@ class Work:
             if not named.isdecimal():
                 raise RecipeError(f"{named!r} is not a number of processes", where="POSTGRAD_DATA_HELPERS", hint="e.g. 0 or 4")
             return int(named)
-        return (os.cpu_count() or 1) if size >= PARALLEL_BYTES else 0
+        return (os.cpu_count() or 1) - 1 if size >= PARALLEL_BYTES else 0
 
 
 DEFAULT_WORK = Work()
@@ -170,21 +171,26 @@ def _results(source: RowSource, job: Job[T], helpers: int) -> Generator[tuple[in
     with _Team(job, helpers) as team:
         waiting: deque[tuple[int, float, Future[Any]]] = deque()
         for part, chunk in chunks:
-            waiting.append((part, (part + chunk.done) / parts, team.submit(part, chunk)))
-            if len(waiting) > 2 * helpers:  # bounded: no more chunks in memory than keep everyone busy
+            waiting.append((part, (part + chunk.done) / parts, team.encode(part, chunk)))
+            while waiting and (waiting[0][-1].done() or len(waiting) > _AHEAD * helpers):
                 part_, done, future = waiting.popleft()
                 yield part_, done, future.result()
-        while waiting:
-            part_, done, future = waiting.popleft()
+        for part_, done, future in waiting:
             yield part_, done, future.result()
 
 
+_AHEAD = 16
+"""Chunks per helper that may be in memory: while the first helper starts, this process encodes those that follow."""
+
+
 class _Team:
-    """Helper processes, each with a thread here that talks to it. Closing it ends them, whatever happened."""
+    """Helper processes, each with a thread here that talks to it, and this process. Closing it ends them, whatever happened."""
 
     def __init__(self, job: Job[Any], count: int) -> None:
+        self._own = job
         self._job = packed(job)
         self._count = count
+        self._asked: list[Future[Any]] = []
         self._helpers: list[Helper] = []
         self._threads = ThreadPoolExecutor(count)
 
@@ -202,8 +208,18 @@ class _Team:
             helper.stop()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def submit(self, part: int, chunk: Chunk) -> Future[Any]:
-        return self._threads.submit(self._ask, part, chunk)
+    def encode(self, part: int, chunk: Chunk) -> Future[Any]:
+        """By a helper, as long as one has not two chunks to do; else here, now."""
+        self._asked = [future for future in self._asked if not future.done()]
+        if len(self._asked) < 2 * self._count:
+            self._asked.append(self._threads.submit(self._ask, part, chunk))
+            return self._asked[-1]
+        own: Future[Any] = Future()
+        try:
+            own.set_result(self._own.encode_chunk(part, chunk))
+        except Exception as error:  # raised when its turn comes, as if a helper had met it
+            own.set_exception(error)
+        return own
 
     def _ask(self, part: int, chunk: Chunk) -> Any:
         helper = self._free.popleft()  # as many helpers as threads, so one is always free; deque operations are atomic

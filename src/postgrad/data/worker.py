@@ -1,6 +1,6 @@
 """A helper process that encodes chunks of rows. It talks in pickles over its own pipes, and needs nothing of the caller's main module.
 
-Run as `python -m postgrad.data.worker` by `Helper`; it first reads a job, then (part, chunk) pairs until its input ends.
+`Helper` starts it. It first reads a job, then (part, chunk) pairs until its input ends.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ class Helper:
 
     def __init__(self, job: bytes) -> None:
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "postgrad.data.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-        )
+        command = [sys.executable, "-c", "from postgrad.data.worker import main; main()"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         self._unsent = job
 
     def call(self, part: int, chunk: Any) -> Any:
@@ -85,7 +84,3 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nothing that prints may get into the answers
     serve(sys.stdin.buffer, answers)
-
-
-if __name__ == "__main__":
-    main()
