@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import pytest
 
 from postgrad.chat import ChatFormat
 from postgrad.data import prepare_prompts, prepare_sft, rows_from
+from postgrad.data.formats import _TESTS, Format, detect
 from postgrad.errors import DataError
 from postgrad.testing import tiny_tokenizer
 from postgrad.types import Message, ToolSpec
@@ -208,3 +210,10 @@ def test_a_benchmark_row_brings_its_function_as_a_tool():
     properties = {"a": {"type": "number"}, "b": {}}
     assert prompt.tools == (ToolSpec("add", "Adds.", {"type": "object", "properties": properties, "required": ["a"]}),)
     assert prompt.columns["id"] == "0"
+
+
+def test_a_row_that_fits_two_formats_has_the_one_that_is_listed_first():
+    fields = {"prompt": "a", "instruction": "b", "output": "c", "text": "d"}
+    assert detect(fields) == "prompt"
+    assert detect(fields | {"completion": "e"}) == "prompt+completion"
+    assert tuple(_TESTS) == get_args(Format)

@@ -182,10 +182,9 @@ class Guard:
     """
 
     def __init__(self, tokens: Tokens, *contents: Any) -> None:
-        texts = _strings(contents)
+        text = "\n".join(_strings(contents))
         self._pattern = tokens.special_pattern
-        typed = any(self._pattern.search(text) for text in texts)
-        self.mark = next(mark for mark in _MARKS if not any(mark in text for text in texts)) if typed else ""
+        self.mark = next(mark for mark in _MARKS if mark not in text) if self._pattern.search(text) else ""
 
     def apply(self, content: Any) -> Any:
         """A copy of `content` (strings, lists, dicts) with a mark after the first character of every typed special-token string."""

@@ -17,7 +17,7 @@ text               `text` alone: every token is trained
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from postgrad.data.files import Row
@@ -72,7 +72,7 @@ _HINTS = (
 
 def detect(fields: Mapping[str, Any]) -> Format | None:
     """The format of a row; None when its columns are none of these."""
-    return next((name for name in get_args(Format) if _TESTS[name](fields)), None)
+    return next((name for name, fits in _TESTS.items() if fits(fields)), None)
 
 
 def pair_columns(fields: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -133,7 +133,7 @@ def _has_prompt(fields: Mapping[str, Any]) -> bool:
     return any(name in fields for name in ("prompt", "messages", "conversations", "question", "instruction"))
 
 
-_TESTS = {
+_TESTS: dict[Format, Callable[[Mapping[str, Any]], bool]] = {
     "rollouts": lambda fields: "rollouts" in fields and isinstance(fields.get("prompt"), Mapping),
     "tokens": lambda fields: ("input_ids" in fields and _has_labels(fields)) or ("prompt_ids" in fields and "completion_ids" in fields),
     "preference": lambda fields: pair_columns(fields) is not None,
@@ -144,8 +144,8 @@ _TESTS = {
     "messages": lambda fields: "messages" in fields,
     "sharegpt": lambda fields: "conversations" in fields and not {"chosen", "rejected"} & set(fields),
     "prompt+completion": lambda fields: "prompt" in fields and "completion" in fields,
-    "alpaca": lambda fields: "instruction" in fields and "output" in fields,
     "prompt": lambda fields: "prompt" in fields and not {"chosen", "rejected"} & set(fields),
+    "alpaca": lambda fields: "instruction" in fields and "output" in fields,
     "question+answer": lambda fields: "question" in fields and "answer" in fields,
     "question+calls": lambda fields: "question" in fields and gold_column(fields) is not None,
     "question": lambda fields: "question" in fields,

@@ -24,7 +24,8 @@ def observe_row(tally: Tally, chat: ChatFormat, row: Row, made: Sequence[Encoded
     """A source row of which something is trained: `made` is all of it, `kept` what the limit left."""
     tally.kept += 1
     tally.made += len(kept)
-    tally.see(row.place, np.concatenate([encoded.ids for encoded in made]), _prompt(made[0]))
+    whole = made[0].ids if len(made) == 1 else np.concatenate([encoded.ids for encoded in made])
+    tally.see(row.place, whole, _prompt(made[0]))
     for encoded in kept:
         tally.tokens += len(encoded)
         tally.trained += encoded.trained_tokens
