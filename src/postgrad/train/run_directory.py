@@ -196,7 +196,7 @@ def _open(recipe: Base | Pipeline, base: Path, *, source_text: str, overwrite: b
         raise RecipeError(
             f"run_dir cannot be created: {error}", where=str(path), hint="set run_dir to a folder you may write to"
         ) from error
-    with _lock(path):
+    with lock(path):
         run, new = RunDirectory(path), resolved(recipe, base)
         _restore(path)  # of a start that was killed
         if overwrite:
@@ -305,8 +305,11 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """The kernel drops the lock when the process dies, so a killed run never leaves a stale one."""
+def lock(path: Path) -> Iterator[None]:
+    """Keep other processes out of a run's folder. Raises `RecipeError` when one is in it.
+
+    The kernel drops the lock when the process dies, so a killed run never leaves a stale one.
+    """
     try:
         opened = (path / ".lock").open("a+", encoding="utf-8")
     except OSError as error:
