@@ -105,9 +105,20 @@ def test_full_disk_stops_the_run_and_names_the_last_good_checkpoint(tmp_path):
     with pytest.raises(RunError, match="No space left") as caught:
         checkpoint.save(tmp_path, 2, no_space, keep=5)
     assert caught.value.hint is not None
+    assert "free some disk space" in caught.value.hint
     assert "step-000001" in caught.value.hint
     assert checkpoint.newest(tmp_path).step == 1
     assert not list(tmp_path.glob(".tmp-*"))
+
+
+def test_a_folder_that_was_removed_is_not_taken_for_a_full_disk(tmp_path):
+    def removed(folder: Path) -> None:
+        shutil.rmtree(folder)
+        write(folder)
+
+    with pytest.raises(RunError, match="No such file") as caught:
+        checkpoint.save(tmp_path, 1, removed, keep=5)
+    assert "still there" in str(caught.value.hint)
 
 
 def test_planted_pickle_is_never_opened(tmp_path):

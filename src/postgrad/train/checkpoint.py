@@ -19,7 +19,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from postgrad.errors import CheckpointError, RunError
-from postgrad.train.files import fault, publish_folder, sha256, sync_folder, write_json
+from postgrad.train.files import fault, publish_folder, remedy, sha256, sync_folder, write_json
 
 MANIFEST = "MANIFEST.json"
 _NAME = re.compile(r"step-\d+")
@@ -57,7 +57,7 @@ def save(root: Path, step: int, write: Callable[[Path], None], *, keep: int) -> 
         raise RunError(
             f"the checkpoint of step {step} cannot be written: {error}",
             where=str(root),
-            hint=f"free some disk space, then resume; the last good checkpoint is {good.name if good else 'none'}",
+            hint=f"{remedy(error)}, then resume; the last good checkpoint is {good.name if good else 'none'}",
         ) from error
     rotate(root, keep=keep)
     return final

@@ -61,3 +61,10 @@ def publish_folder(temporary: Path, final: Path) -> None:
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def remedy(error: BaseException) -> str:
+    """What to do about a file of a run that cannot be written; goes before "then resume"."""
+    if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError):
+        return "see that the run's folder is still there and may be written to"
+    return "free some disk space"

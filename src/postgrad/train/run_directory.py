@@ -31,7 +31,7 @@ from postgrad.errors import RecipeError, RunError
 from postgrad.rollout.journal import FileJournal
 from postgrad.train.checkpoint import clean_temporary
 from postgrad.train.datasets import HELDOUT, PAIRS
-from postgrad.train.files import write_bytes, write_json, write_text
+from postgrad.train.files import remedy, write_bytes, write_json, write_text
 from postgrad.train.recipe import Base, Pipeline
 
 PACKAGES = ("postgrad", "torch", "transformers", "tokenizers", "safetensors", "datasets", "numpy", "pydantic", "peft", "gguf")
@@ -75,7 +75,8 @@ class RunDirectory:
             with (self.path / name).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
         except OSError as error:
-            raise RunError(f"{name} cannot be written: {error}", where=str(self.path), hint="free some disk space, then resume") from error
+            hint = f"{remedy(error)}, then resume"
+            raise RunError(f"{name} cannot be written: {error}", where=str(self.path), hint=hint) from error
 
     def metrics(self) -> list[dict[str, Any]]:
         return read_jsonl(self.path / "metrics.jsonl")
