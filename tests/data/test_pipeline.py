@@ -96,12 +96,18 @@ import os, signal, time
 from dataclasses import dataclass
 from pathlib import Path
 
+from postgrad.data.pipeline import Draft
+
 @dataclass(frozen=True)
 class Acting:
     act: str
     home: int
+    chat = None
 
-    def encode(self, row, format, tally):
+    def draft(self, row, format):
+        return Draft((), self.keep)
+
+    def keep(self, encoded, tally):
         tally.kept += 1
         if os.getpid() == self.home:
             return [self.home]

@@ -1,6 +1,6 @@
 """Conversations to tokens and sampled tokens to turns, for any Hugging Face chat template. Imports neither torch nor transformers."""
 
-from postgrad.chat.encoded import EncodedConversation, TokenSource
+from postgrad.chat.encoded import EncodedConversation, Printed, TokenSource
 from postgrad.chat.format import ChatFormat, ToolProtocol
 from postgrad.chat.reading import ParsedTurn
 from postgrad.chat.render import TemplateRefuses
@@ -13,6 +13,7 @@ __all__ = [
     "ChatFormat",
     "EncodedConversation",
     "ParsedTurn",
+    "Printed",
     "TemplateRefuses",
     "TemplateRewritesHistory",
     "TokenSource",

@@ -6,11 +6,12 @@ token spans the border of an answer, and every piece of context has the ids that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from postgrad.chat.tokens import Tokens
+from postgrad.chat.encoder import require_whole
+from postgrad.chat.tokens import Guard, Tokens
 from postgrad.chat.turns import Chat, Turn
 
 TokenSource = Literal["context", "assistant", "glue"]
@@ -47,27 +48,65 @@ class EncodedConversation:
         return tuple(message for length, _, message in self.stretches for _ in range(length))
 
 
-def encode_turns(tokens: Tokens, chat: Chat, turns: Sequence[Turn], text: str, *, header: str) -> EncodedConversation:
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A conversation as a chat template prints it: pieces of text that are encoded apart, and how their ids make the conversation."""
+
+    pieces: Sequence[str]
+    guard: Guard
+    encoded: Callable[[list[list[int]]], EncodedConversation]
+
+    def __post_init__(self) -> None:
+        """What no tokenizer can encode is refused here, where it spoils nothing that is encoded together with it."""
+        require_whole("".join(self.pieces))
+
+
+def printed_turns(tokens: Tokens, chat: Chat, turns: Sequence[Turn], text: str, *, header: str) -> Printed:
     """`text` is the whole rendered conversation and `turns` lie in it; `header` is the template's assistant header."""
     following = [*turns[1:], None]
-    between = [
-        text[len(turn.prompt) + len(turn.body) : len(after.prompt) if after else len(text)]
-        for turn, after in zip(turns, following, strict=True)
-    ]
     pieces = [turns[0].prompt if turns else text, header]
-    for turn, written in zip(turns, between, strict=True):
+    for turn, after in zip(turns, following, strict=True):
+        written = text[len(turn.prompt) + len(turn.body) : len(after.prompt) if after else len(text)]
         pieces += [turn.body, written, turn.tail]
-    first, header_ids, *coded = tokens.rendered_pieces(pieces, guard=chat.guard)  # one call for the whole row
-    row = _Row(chat, header, header_ids)
-    row.add_context(tokens.with_bos(first), turns[0] if turns else None)
-    for turn, after, body, rest, tail in zip(turns, following, coded[::3], coded[1::3], coded[2::3], strict=True):
-        message = chat.origin[turn.index]
-        row.add(body, "assistant", message)
-        row.add(rest[:1], "assistant", message)  # the end token
-        border = 1 + len(tail) if rest[1 : 1 + len(tail)] == tail else 1
-        row.add(rest[1:border], "glue", message)
-        row.add_context(rest[border:], after)
-    return row.encoded()
+
+    def encoded(ids: list[list[int]]) -> EncodedConversation:
+        first, header_ids, *coded = ids
+        row = _Row(chat, header, header_ids)
+        row.add_context(tokens.with_bos(first), turns[0] if turns else None)
+        for turn, after, body, rest, tail in zip(turns, following, coded[::3], coded[1::3], coded[2::3], strict=True):
+            message = chat.origin[turn.index]
+            row.add(body, "assistant", message)
+            row.add(rest[:1], "assistant", message)  # the end token
+            border = 1 + len(tail) if rest[1 : 1 + len(tail)] == tail else 1
+            row.add(rest[1:border], "glue", message)
+            row.add_context(rest[border:], after)
+        return row.encoded()
+
+    return Printed(pieces, chat.guard, encoded)
+
+
+def printed_raw(tokens: Tokens, prompt: str, completion: str, eos: Sequence[int]) -> Printed:
+    """Two texts without a template, all of which stays text; `eos` ends the completion."""
+    guard = Guard(tokens, prompt, completion)
+
+    def encoded(ids: list[list[int]]) -> EncodedConversation:
+        row = RowBuilder()
+        row.add(tokens.with_bos(ids[0]), "context", -1)
+        row.add([*ids[1], *eos], "assistant", 0)
+        return row.encoded()
+
+    return Printed(guard.apply([prompt, completion]), guard, encoded)
+
+
+def printed_prompt(tokens: Tokens, chat: Chat, text: str) -> Printed:
+    """A prompt: all of it is context."""
+
+    def encoded(ids: list[list[int]]) -> EncodedConversation:
+        row = RowBuilder()
+        row.add(tokens.with_bos(ids[0]), "context", -1)
+        return row.encoded()
+
+    return Printed([text], chat.guard, encoded)
 
 
 class RowBuilder:

@@ -9,7 +9,6 @@ A lone surrogate (half of a character outside the basic plane, as broken exports
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,6 @@ from postgrad.errors import DataError
 _REMEMBERED_CHARACTERS = 4_000
 _REMEMBERED_PIECES = 512
 
-_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _REPAIR = "write the character whole: the file was cut or escaped inside it"
 
 _ENCODE = {
@@ -38,6 +36,15 @@ def rust_backend(tokenizer: Any) -> Any | None:
     kind = type(tokenizer)
     own = any(name in vars(tokenizer) or getattr(getattr(kind, name, None), "__module__", "") != module for name, module in _ENCODE.items())
     return None if own else tokenizer.backend_tokenizer
+
+
+def require_whole(text: str, *, cause: Exception | None = None) -> None:
+    """Raises `DataError` when the text holds half a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        what = "the text holds half a character (a lone surrogate), which no tokenizer can encode"
+        raise DataError(what, hint=_REPAIR) from cause or error
 
 
 class Encoder:
@@ -69,9 +76,9 @@ class Encoder:
         try:
             return self._straight(texts, split) if self._backend is not None else self._wrapped(texts, split)
         except (TypeError, UnicodeEncodeError) as error:  # TypeError is how the Rust binding says it
-            if not any(_HALF_CHARACTER.search(text) for text in texts):
-                raise
-            raise DataError("the text holds half a character (a lone surrogate), which no tokenizer can encode", hint=_REPAIR) from error
+            for text in texts:
+                require_whole(text, cause=error)
+            raise
 
     def _straight(self, texts: list[str], split: bool) -> list[list[int]]:
         """What transformers does around the backend call: no truncation, no padding, its switch for special tokens."""

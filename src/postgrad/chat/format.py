@@ -21,7 +21,7 @@ from functools import cached_property, partial
 from typing import Any, Literal
 
 from postgrad.chat import codecs
-from postgrad.chat.encoded import EncodedConversation, RowBuilder, encode_turns
+from postgrad.chat.encoded import EncodedConversation, Printed, printed_prompt, printed_raw, printed_turns
 from postgrad.chat.facts import PROBE_CALL_TURN, Facts, call_style, prints_tools, probe, supports_tools
 from postgrad.chat.identity import digest
 from postgrad.chat.lower import guarded, guarded_tool, lower
@@ -174,20 +174,13 @@ class ChatFormat:
 
     def raw_conversation(self, prompt: str, completion: str) -> EncodedConversation:
         """A text prompt and its answer without a template; the answer is encoded on its own and ends with the tokenizer's end token."""
-        if not self._eos:
-            raise DataError("the tokenizer has no end token, so an answer could never end", hint=_NO_END_HINT)
-        row = RowBuilder()
-        row.add(self.raw_prompt_ids(prompt), "context", -1)
-        row.add([*self._tokens.continuation(completion), *self._eos], "assistant", 0)
-        return row.encoded()
+        return self._alone(self.print_raw(prompt, completion))
 
     # ---- conversations
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
         """What inference sees: the rendered messages and the generation prompt, as one text, BOS once."""
-        chat = self._chat(messages, tools)
-        text = self._turns.prompt(chat, chat.messages)
-        return tuple(self._tokens.with_bos(self._tokens.rendered(text, guard=chat.guard)))
+        return self._alone(self.print_prompt(messages, tools)).token_ids
 
     def conversation(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> EncodedConversation:
         """All turns of a conversation in one row.
@@ -195,16 +188,42 @@ class ChatFormat:
         Raises `TemplateRewritesHistory` when the template changes earlier turns (then use `last_turn` per turn), and `DataError`
         when the template gives an assistant turn no end token, or a generation prompt that it does not print in the conversation.
         """
-        return self._encode(messages, tools, only_last=False)
+        return self._alone(self.print_conversation(messages, tools))
 
     def last_turn(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, check_calls: bool = True) -> EncodedConversation:
         """A conversation that ends in an assistant turn, with only that turn as "assistant": what inference would see, then the answer.
 
         check_calls: False prints the turn as the template does, whatever becomes of its calls: to score what was written, not to train on.
         """
+        return self._alone(self.print_last_turn(messages, tools, check_calls=check_calls))
+
+    # ---- many at once: printed one by one, encoded together
+
+    def print_raw(self, prompt: str, completion: str) -> Printed:
+        """See `raw_conversation`."""
+        if not self._eos:
+            raise DataError("the tokenizer has no end token, so an answer could never end", hint=_NO_END_HINT)
+        return printed_raw(self._tokens, prompt, completion, self._eos)
+
+    def print_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Printed:
+        """See `prompt_ids`."""
+        chat = self._chat(messages, tools)
+        return printed_prompt(self._tokens, chat, self._turns.prompt(chat, chat.messages))
+
+    def print_conversation(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Printed:
+        """See `conversation`."""
+        return self._print(messages, tools, only_last=False)
+
+    def print_last_turn(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, check_calls: bool = True) -> Printed:
+        """See `last_turn`."""
         if not messages or messages[-1].role != "assistant":
             raise DataError("the conversation does not end with an assistant turn")
-        return self._encode(messages, tools, only_last=True, check_calls=check_calls)
+        return self._print(messages, tools, only_last=True, check_calls=check_calls)
+
+    def encode_printed(self, printed: Sequence[Printed]) -> list[EncodedConversation]:
+        """What each would be alone."""
+        ids = self._tokens.rendered_many([(conversation.pieces, conversation.guard) for conversation in printed])
+        return [conversation.encoded(pieces) for conversation, pieces in zip(printed, ids, strict=True)]
 
     def rewrites_history(
         self, before: Sequence[Message], turn: Message, results: Sequence[Message], tools: Sequence[ToolSpec] = ()
@@ -307,9 +326,10 @@ class ChatFormat:
             printed = self._template.dicts(lowered)
         return Chat(printed, tuple(index for index, _ in pairs), (), guard)
 
-    def _encode(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, only_last: bool, check_calls: bool = True
-    ) -> EncodedConversation:
+    def _alone(self, printed: Printed) -> EncodedConversation:
+        return self.encode_printed([printed])[0]
+
+    def _print(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, only_last: bool, check_calls: bool = True) -> Printed:
         self.require_end()
         answers = messages[-1:] if only_last else [message for message in messages if message.role == "assistant"]
         if self._facts.reasoning == "nowhere" and any(message.reasoning for message in answers):
@@ -321,7 +341,7 @@ class ChatFormat:
             if message.tool_calls:
                 printed = self._reader.printed(turn.body, chat.guard, tools, opened=opens_thinking(turn.prompt))
                 self._reader.require_same(message, printed, chat.guard.remove(turn.body))
-        return encode_turns(self._tokens, chat, turns, text, header=self._facts.header)
+        return printed_turns(self._tokens, chat, turns, text, header=self._facts.header)
 
     def _followed(
         self, before: Sequence[Message], turn: Message, results: Sequence[Message], sentinel: str, tools: Sequence[ToolSpec]

@@ -82,8 +82,22 @@ class Tokens:
     def rendered_pieces(self, texts: Sequence[str], *, guard: Guard, continues: bool = False) -> list[list[int]]:
         """Ids of consecutive pieces of one rendered template, each encoded on its own. `continues`: text precedes the first one."""
         if self._separable:
-            return self._cut_and_encode(texts, guard)
+            return self.rendered_many([(texts, guard)])[0]
         return [self._rendered_whole(text, guard, continues or index > 0) for index, text in enumerate(texts)]
+
+    def rendered_many(self, rendered: Sequence[tuple[Sequence[str], Guard]]) -> list[list[list[int]]]:
+        """`rendered_pieces` of many, encoded together: a tokenizer works on the texts of one call with all its threads."""
+        if not self._separable:
+            return [self.rendered_pieces(texts, guard=guard) for texts, guard in rendered]
+        cut = [[self._around_special.split(text) for text in texts] for texts, _ in rendered]  # a special string at every second place
+        plain: dict[bool, list[str]] = {False: [], True: []}
+        for (_, guard), texts in zip(rendered, cut, strict=True):
+            plain[bool(guard.mark)] += [guard.remove(piece) for pieces in texts for piece in pieces[::2]]
+        coded = {split: iter(self._encoder.many(pieces, split=split)) for split, pieces in plain.items()}
+        return [
+            [self._joined(coded[bool(guard.mark)], pieces[1::2]) for pieces in texts]
+            for (_, guard), texts in zip(rendered, cut, strict=True)
+        ]
 
     def with_bos(self, ids: list[int]) -> list[int]:
         """`ids` with the beginning-of-sequence id that the tokenizer puts before a text, exactly once.
@@ -121,13 +135,6 @@ class Tokens:
         """True when the tokenizer itself puts BOS before a text."""
         opening = self._tokenizer.encode("x", add_special_tokens=True, verbose=False)
         return self.bos_id is not None and opening[:1] == [self.bos_id] and self._ids("x")[:1] != [self.bos_id]
-
-    def _cut_and_encode(self, texts: Sequence[str], guard: Guard) -> list[list[int]]:
-        cut = [self._around_special.split(text) for text in texts]  # plain text at even places, special strings at odd ones
-        plain = [piece for pieces in cut for piece in pieces[::2]]
-        plain = [guard.remove(piece) for piece in plain] if guard.mark else plain
-        coded = iter(self._encoder.many(plain, split=bool(guard.mark)))
-        return [self._joined(coded, pieces[1::2]) for pieces in cut]
 
     def _joined(self, plain: Iterator[Sequence[int]], specials: Sequence[str]) -> list[int]:
         """The next ids of plain text, with those of these special strings between them."""

@@ -1,6 +1,7 @@
 """Rows to records, chunk by chunk: here and in helper processes, always in file order, in bounded memory.
 
-    RowSource ─ chunks ─▶ encode_chunk (each row: map, split, format, Encoder) ─▶ records + Tally ─▶ Table (memory, or files of the cache)
+    RowSource ─ chunks ─▶ encode_chunk ─▶ records + Tally ─▶ Table (memory, or files of the cache)
+                          each row: map, split, format, Encoder.draft; all texts: ids; each row: Draft.keep
 
 Chunks do not depend on one another and tallies add up, so the result is the same however many processes work.
 """
@@ -9,13 +10,15 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from postgrad.chat import ChatFormat, EncodedConversation, Printed
 from postgrad.data.cache import Cache
 from postgrad.data.columns import Columns
 from postgrad.data.files import Chunk, Rejected, Row
@@ -27,7 +30,7 @@ from postgrad.data.sources import RowSource, Split, check_rejected, rows_of, two
 from postgrad.data.table import Record, Table, TableWriter
 from postgrad.data.tally import Tally
 from postgrad.data.worker import Helper, packed
-from postgrad.errors import RecipeError
+from postgrad.errors import DataError, RecipeError
 
 T = TypeVar("T")
 
@@ -38,10 +41,26 @@ Progress = Callable[[float, int], None]
 """(share of the work that is done, 0 to 1; rows so far)."""
 
 
-class Encoder(Protocol[T]):
-    """One row to what is kept of it. Can be pickled. Counts every row: kept, dropped or (by raising `BadRow`) rejected."""
+@dataclass(frozen=True, slots=True)
+class Draft(Generic[T]):
+    """A row that has been read, as text: its conversations, and what is kept of the row once they are tokens.
 
-    def encode(self, row: Row, format: Format, tally: Tally) -> list[T]: ...
+    `keep` counts every row: kept, dropped or (by raising `BadRow`) rejected. It is called once, in the order of the rows.
+    """
+
+    printed: Sequence[Printed]
+    keep: Callable[[Sequence[EncodedConversation], Tally], list[T]]
+
+
+class Encoder(Protocol[T]):
+    """Reads rows. Can be pickled."""
+
+    @property
+    def chat(self) -> ChatFormat: ...
+
+    def draft(self, row: Row, format: Format) -> Draft[T]:
+        """Raises `BadRow` for what is wrong with this row, `DataError` for what is wrong with the template."""
+        ...
 
 
 class TableEncoder(Encoder[Record], Protocol):
@@ -89,27 +108,57 @@ class Job(Generic[T]):
     split: Split | None
 
     def encode_chunk(self, part: int, chunk: Chunk) -> tuple[list[T], Tally]:
-        format = self.parts[part].format
+        """Every row is read, then all their texts are encoded together, then every row is counted and kept or not."""
+        items = list(rows_of([chunk], self.parts[part], self.split))
+        drafts = [self._draft(item, self.parts[part].format) for item in items]
+        printed = [conversation for draft in drafts for conversation in draft.printed]
+        encoded = iter(self.encoder.chat.encode_printed(printed) if printed else ())
         made: list[T] = []
         tally = Tally()
-        for item in rows_of([chunk], self.parts[part], self.split):
+        for item, draft in zip(items, drafts, strict=True):
             tally.rows += 1
-            if isinstance(item, Rejected):
-                tally.reject(item.place, item.reason)
-            elif (found := detect(item.fields)) != format:
-                tally.formats[found or "unknown"] += 1
-                tally.first_other = tally.first_other or item.name
-            else:
-                made += self._encode(item, format, tally)
+            tally.columns |= set(item.fields) if isinstance(item, Row) else set()
+            try:
+                made += draft.keep(list(islice(encoded, len(draft.printed))), tally)
+            except BadRow as error:
+                tally.reject(item.place, str(error))
         return made, tally
 
-    def _encode(self, row: Row, format: Format, tally: Tally) -> list[T]:
-        tally.columns |= set(row.fields)
+    def _draft(self, item: Row | Rejected, format: Format) -> Draft[T]:
+        if isinstance(item, Rejected):
+            return _failing(BadRow(item.reason))
+        if (found := detect(item.fields)) != format:
+            return _other(item.name, found or "unknown")
         try:
-            return self.encoder.encode(row, format, tally)
-        except BadRow as error:
-            tally.reject(row.place, str(error))
-            return []
+            return self.encoder.draft(item, format)
+        except (BadRow, DataError) as error:
+            return _failing(error)
+
+
+def _failing(error: Exception) -> Draft[Any]:
+    """A row that cannot be used, which is said when it is its turn: the first of a file is the one that is named."""
+
+    def keep(encoded: Sequence[EncodedConversation], tally: Tally) -> list[Any]:
+        raise error
+
+    return Draft((), keep)
+
+
+def _other(name: str, format: str) -> Draft[Any]:
+    """A row of another format than the file's."""
+
+    def keep(encoded: Sequence[EncodedConversation], tally: Tally) -> list[Any]:
+        tally.formats[format] += 1
+        tally.first_other = tally.first_other or name
+        return []
+
+    return Draft((), keep)
+
+
+def encode_row(encoder: Encoder[T], row: Row, format: Format, tally: Tally) -> list[T]:
+    """One row on its own. Raises what the encoder does."""
+    draft = encoder.draft(row, format)
+    return draft.keep(encoder.chat.encode_printed(draft.printed), tally)
 
 
 def encode(

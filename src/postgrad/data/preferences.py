@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
-from postgrad.chat import ChatFormat, TemplateRefuses, TemplateRewritesHistory
+from postgrad.chat import ChatFormat, EncodedConversation, Printed, TemplateRefuses, TemplateRewritesHistory
 from postgrad.data.cache import Cache
 from postgrad.data.encoded import EncodedRow, encoded_row, read_name, text_array
-from postgrad.data.examples import Example, TextPrompts, effective_text_prompts, pair_example, unpaired_example
+from postgrad.data.examples import Example, PairExample, TextPrompts, effective_text_prompts, pair_example, unpaired_example
 from postgrad.data.files import Row
 from postgrad.data.formats import Format, require
 from postgrad.data.limit import Limit, Overlong
 from postgrad.data.messages import BadRow
 from postgrad.data.observe import observe_row, observe_texts
-from postgrad.data.pipeline import DEFAULT_WORK, Work, encode_all
+from postgrad.data.pipeline import DEFAULT_WORK, Draft, Work, encode_all
 from postgrad.data.report import DataReport
 from postgrad.data.sources import RowSource
 from postgrad.data.table import Record, View
@@ -108,27 +109,36 @@ class _AnswerEncoder:
     limit: Limit
     text_prompts: TextPrompts = "chat"
 
-    def side(self, row: Row, example: Example) -> EncodedRow:
-        """Prompt and answer in one row, with the answer's own tokens as the trained ones; ends with the last of them."""
+    def printed(self, row: Row, example: Example) -> Printed:
+        """Prompt and answer as one text."""
         try:
-            encoded = self._encoded(row, example)
+            if example.raw is not None:
+                return self.chat.print_raw(*example.raw)
+            alone = _answers(example) == {len(example.messages) - 1}
+            whole = self.chat.print_last_turn if alone else self.chat.print_conversation
+            return whole(example.messages, example.tools)
         except TemplateRewritesHistory:
             raise BadRow("an answer of several turns, and the template prints earlier turns differently later") from None
         except TemplateRefuses as error:
             raise BadRow(error.what) from None
         except DataError as error:
             raise DataError(error.what, where=row.name, hint=error.hint) from error
-        if not encoded.trained_tokens:
-            raise BadRow("the answer has no token to score")
-        return encoded.until_trained()
 
-    def _encoded(self, row: Row, example: Example) -> EncodedRow:
-        if example.raw is not None:
-            return encoded_row(row.name, self.chat.raw_conversation(*example.raw), {0})
-        last = len(example.messages) - 1
-        answers = {index for index in range(example.answer_from, last + 1) if example.messages[index].role == "assistant"}
-        whole = self.chat.last_turn if answers == {last} else self.chat.conversation
-        return encoded_row(row.name, whole(example.messages, example.tools), answers)
+
+def _side(row: Row, example: Example, conversation: EncodedConversation) -> EncodedRow:
+    """Prompt and answer in one row, with the answer's own tokens as the trained ones; ends with the last of them."""
+    encoded = encoded_row(row.name, conversation, _answers(example))
+    if not encoded.trained_tokens:
+        raise BadRow("the answer has no token to score")
+    return encoded.until_trained()
+
+
+def _answers(example: Example) -> set[int]:
+    """Indices of the assistant's messages in the answer."""
+    if example.raw is not None:
+        return {0}
+    messages = example.messages
+    return {index for index in range(example.answer_from, len(messages)) if messages[index].role == "assistant"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,9 +150,13 @@ class PairEncoder(_AnswerEncoder):
         "margin": "float64",
     }  # fmt: skip
 
-    def encode(self, row: Row, format: Format, tally: Tally) -> list[Record]:
+    def draft(self, row: Row, format: Format) -> Draft[Record]:
         pair = pair_example(row, self.text_prompts)
-        made = [self.side(row, pair.chosen), self.side(row, pair.rejected)]
+        printed = [self.printed(row, side) for side in (pair.chosen, pair.rejected)]
+        return Draft(printed, partial(self._keep, row, pair))
+
+    def _keep(self, row: Row, pair: PairExample, encoded: Sequence[EncodedConversation], tally: Tally) -> list[Record]:
+        made = [_side(row, side, conversation) for side, conversation in zip((pair.chosen, pair.rejected), encoded, strict=True)]
         prompts = [side.ids[: side.prompt_tokens] for side in made]
         if not np.array_equal(prompts[0], prompts[1]):
             raise BadRow("the template prints the prompt of the two sides differently")
@@ -173,9 +187,12 @@ class UnpairedEncoder(_AnswerEncoder):
 
     columns: ClassVar[Mapping[str, str]] = {"name": "uint8", "prompt": "int32", "answer": "int32", "scored": "uint8", "label": "uint8"}
 
-    def encode(self, row: Row, format: Format, tally: Tally) -> list[Record]:
+    def draft(self, row: Row, format: Format) -> Draft[Record]:
         example, label = unpaired_example(row, self.text_prompts)
-        made = [self.side(row, example)]
+        return Draft([self.printed(row, example)], partial(self._keep, row, example, label))
+
+    def _keep(self, row: Row, example: Example, label: bool, encoded: Sequence[EncodedConversation], tally: Tally) -> list[Record]:
+        made = [_side(row, example, encoded[0])]
         tally.lengths[len(made[0])] += 1
         kept = _limited(self.limit, made, tally)
         if kept is None:

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from postgrad.chat import ChatFormat, TemplateRefuses
+from postgrad.chat import ChatFormat, Printed, TemplateRefuses
 from postgrad.data.examples import Example, PromptExample, TextPrompts, effective_text_prompts, is_text_prompt, prompt_example
 from postgrad.data.files import Row
 from postgrad.data.formats import Format
 from postgrad.data.limit import UNLIMITED, Limit
 from postgrad.data.messages import BadRow
 from postgrad.data.observe import observe_texts
-from postgrad.data.pipeline import DEFAULT_WORK, Work, encode
+from postgrad.data.pipeline import DEFAULT_WORK, Draft, Work, encode
 from postgrad.data.report import DataReport, report_of
 from postgrad.data.sources import RowSource
 from postgrad.data.tally import Tally
@@ -66,9 +66,35 @@ class PromptEncoder:
     tools: tuple[ToolSpec, ...] = ()
     text_prompts: TextPrompts = "chat"
 
-    def encode(self, row: Row, format: Format, tally: Tally) -> list[Prompt]:
+    def draft(self, row: Row, format: Format) -> Draft[Prompt]:
         example = prompt_example(row, format, self.text_prompts)
-        prompt, ids = self._prompt(row, example)
+        if example.raw_text is not None:
+            prompt, ids = self._raw(row, example, example.raw_text)
+            return Draft((), lambda _, tally: self._keep(row, format, example, prompt, ids, tally))
+        prompt, printed = self._printed(row, example)
+        return Draft([printed], lambda encoded, tally: self._keep(row, format, example, prompt, encoded[0].token_ids, tally))
+
+    def _printed(self, row: Row, example: PromptExample) -> tuple[Prompt, Printed]:
+        messages = example.messages
+        if self.system is not None and messages[0].role != "system":
+            messages = (Message("system", self.system), *messages)
+        shown = {tool.name for tool in self.tools}
+        prompt = Prompt(row.name, messages, example.columns, tools=tuple(tool for tool in example.tools if tool.name not in shown))
+        try:
+            return prompt, self.chat.print_prompt(messages, (*self.tools, *prompt.tools))
+        except TemplateRefuses as error:
+            raise BadRow(error.what) from None
+        except DataError as error:
+            raise DataError(error.what, where=row.name, hint=error.hint) from error
+
+    def _raw(self, row: Row, example: PromptExample, text: str) -> tuple[Prompt, tuple[int, ...]]:
+        if self.system is not None:
+            raise DataError(
+                "a system message needs a chat template, and this prompt is raw text", where=row.name, hint="put it into the prompts"
+            )
+        return Prompt(row.name, (), example.columns, raw_text=text), self.chat.raw_prompt_ids(text)
+
+    def _keep(self, row: Row, format: Format, example: PromptExample, prompt: Prompt, ids: tuple[int, ...], tally: Tally) -> list[Prompt]:
         tally.lengths[len(ids)] += 1
         if len(ids) > self.limit.max_length:
             self._too_long(row, len(ids), tally)
@@ -85,28 +111,6 @@ class PromptEncoder:
         if prompt.tools:
             tally.mark("row_tools", row.name)
         return [prompt]
-
-    def _prompt(self, row: Row, example: PromptExample) -> tuple[Prompt, tuple[int, ...]]:
-        if example.raw_text is not None:
-            return self._raw(row, example, example.raw_text)
-        messages = example.messages
-        if self.system is not None and messages[0].role != "system":
-            messages = (Message("system", self.system), *messages)
-        shown = {tool.name for tool in self.tools}
-        prompt = Prompt(row.name, messages, example.columns, tools=tuple(tool for tool in example.tools if tool.name not in shown))
-        try:
-            return prompt, self.chat.prompt_ids(messages, (*self.tools, *prompt.tools))
-        except TemplateRefuses as error:
-            raise BadRow(error.what) from None
-        except DataError as error:
-            raise DataError(error.what, where=row.name, hint=error.hint) from error
-
-    def _raw(self, row: Row, example: PromptExample, text: str) -> tuple[Prompt, tuple[int, ...]]:
-        if self.system is not None:
-            raise DataError(
-                "a system message needs a chat template, and this prompt is raw text", where=row.name, hint="put it into the prompts"
-            )
-        return Prompt(row.name, (), example.columns, raw_text=text), self.chat.raw_prompt_ids(text)
 
     def _too_long(self, row: Row, length: int, tally: Tally) -> None:
         if self.limit.overlong == "error":

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from postgrad.chat import ChatFormat, TokenSource
+from postgrad.chat import ChatFormat, EncodedConversation, TokenSource
 from postgrad.data.encoded import COLUMNS, EncodedRow
 from postgrad.data.files import Row
 from postgrad.data.formats import Format
 from postgrad.data.limit import Limit
 from postgrad.data.messages import BadRow
+from postgrad.data.pipeline import Draft
 from postgrad.data.table import Record
 from postgrad.data.tally import Tally
 
@@ -28,18 +29,22 @@ class RolloutEncoder:
     limit: Limit
     columns = COLUMNS
 
-    def encode(self, row: Row, format: Format, tally: Tally) -> list[Record]:
+    def draft(self, row: Row, format: Format) -> Draft[Record]:
         rollouts = row.fields.get("rollouts")
         if not isinstance(rollouts, list) or not rollouts:
             raise BadRow("rollouts must be a list that is not empty")
         read = [self._read(f"{row.name} rollout {index}", rollout) for index, rollout in enumerate(rollouts)]
-        tally.kept += 1
-        tally.made += len(read)
-        for encoded, finished in read:
-            self._count(tally, encoded, finished)
-        if not all(flag for _, finished in read for flag in finished):
-            tally.mark("no_end_token", row.name)
-        return [encoded.record() for encoded, _ in read]
+
+        def keep(_: Sequence[EncodedConversation], tally: Tally) -> list[Record]:
+            tally.kept += 1
+            tally.made += len(read)
+            for encoded, finished in read:
+                self._count(tally, encoded, finished)
+            if not all(flag for _, finished in read for flag in finished):
+                tally.mark("no_end_token", row.name)
+            return [encoded.record() for encoded, _ in read]
+
+        return Draft((), keep)
 
     def _count(self, tally: Tally, encoded: EncodedRow, finished: list[bool]) -> None:
         tally.lengths[len(encoded)] += 1

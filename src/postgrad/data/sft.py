@@ -11,10 +11,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from postgrad.chat import ChatFormat, TemplateRefuses, TemplateRewritesHistory, TokenSource
+from postgrad.chat import ChatFormat, EncodedConversation, Printed, TemplateRefuses, TemplateRewritesHistory, TokenSource
 from postgrad.data.cache import Cache
 from postgrad.data.encoded import COLUMNS, EncodedRow, all_but, encoded_row, read_name, read_source, train_row
 from postgrad.data.examples import Example, TextPrompts, effective_text_prompts, is_text_prompt, training_example
@@ -23,7 +23,7 @@ from postgrad.data.formats import Format
 from postgrad.data.limit import Limit, Overlong
 from postgrad.data.messages import BadRow
 from postgrad.data.observe import observe_ids, observe_row, observe_texts
-from postgrad.data.pipeline import DEFAULT_WORK, Work, encode_all
+from postgrad.data.pipeline import DEFAULT_WORK, Draft, Work, encode_all
 from postgrad.data.pretokenised import read_tokens
 from postgrad.data.report import DataReport
 from postgrad.data.sources import RowSource
@@ -75,7 +75,7 @@ def prepare_sft(
 
 @dataclass(frozen=True, kw_only=True)
 class SFTEncoder:
-    """One row to records of a table (one, or one per turn). Counts in the tally what is worth telling."""
+    """One row to records of a table: one, or one per turn."""
 
     chat: ChatFormat
     limit: Limit
@@ -84,9 +84,35 @@ class SFTEncoder:
     text_prompts: TextPrompts = "chat"
     columns = COLUMNS
 
-    def encode(self, row: Row, format: Format, tally: Tally) -> list[Record]:
+    def draft(self, row: Row, format: Format) -> Draft[Record]:
         """Raises `BadRow` for what is wrong with this row, `DataError` (with its name) for what is wrong with the template."""
-        made = self._made(row, format, tally)
+        if format == "tokens":
+            return Draft((), lambda _, tally: self._keep_tokens(row, tally))
+        example = training_example(row, format, self.text_prompts)
+        try:
+            texts = self._texts(row, example)
+        except TemplateRefuses as error:
+            raise BadRow(error.what) from None
+        except DataError as error:
+            raise DataError(error.what, where=row.name, hint=error.hint) from error
+
+        def keep(encoded: Sequence[EncodedConversation], tally: Tally) -> list[Record]:
+            if len(texts) > 1:
+                tally.mark("rewrites_history", row.name)
+            tally.counts["raw"] += example.raw is not None
+            tally.counts["wrapped"] += example.raw is None and is_text_prompt(row, format)
+            observe_texts(tally, self.chat, row, example)
+            return self._keep(row, [text.train(conversation) for text, conversation in zip(texts, encoded, strict=True)], tally)
+
+        return Draft([text.printed for text in texts], keep)
+
+    def _keep_tokens(self, row: Row, tally: Tally) -> list[Record]:
+        encoded = read_tokens(row, self.chat.vocabulary_size)
+        observe_ids(tally, self.chat, encoded)
+        return self._keep(row, [encoded], tally)
+
+    def _keep(self, row: Row, rows: Sequence[EncodedRow], tally: Tally) -> list[Record]:
+        made = [encoded for encoded in rows if encoded.trained_tokens]
         if not made:
             tally.dropped["nothing marked for training"] += 1
             return []
@@ -97,27 +123,11 @@ class SFTEncoder:
             observe_row(tally, self.chat, row, made, kept)
         return [encoded.record() for encoded in kept]
 
-    def _made(self, row: Row, format: Format, tally: Tally) -> list[EncodedRow]:
-        if format == "tokens":
-            encoded = read_tokens(row, self.chat.vocabulary_size)
-            observe_ids(tally, self.chat, encoded)
-            return [encoded] if encoded.trained_tokens else []
-        example = training_example(row, format, self.text_prompts)
-        try:
-            made = [encoded for encoded in self._encode(row, example, tally) if encoded.trained_tokens]
-        except TemplateRefuses as error:
-            raise BadRow(error.what) from None
-        except DataError as error:
-            raise DataError(error.what, where=row.name, hint=error.hint) from error
-        tally.counts["raw"] += example.raw is not None
-        tally.counts["wrapped"] += example.raw is None and is_text_prompt(row, format)
-        observe_texts(tally, self.chat, row, example)
-        return made
-
-    def _encode(self, row: Row, example: Example, tally: Tally) -> list[EncodedRow]:
+    def _texts(self, row: Row, example: Example) -> list[_Text]:
+        """What is trained of a row: one text, or one per turn where the template rewrites earlier ones; none where nothing is chosen."""
         if example.raw is not None:
-            raw = self.chat.raw_conversation(*example.raw)
-            return [all_but(row.name, raw, set()) if self.train_on == "all" else encoded_row(row.name, raw, {0})]
+            raw = self.chat.print_raw(*example.raw)
+            return [_Text(row.name, raw, skipped=set()) if self.train_on == "all" else _Text(row.name, raw, chosen={0})]
         messages, tools = example.messages, example.tools or self.tools
         chosen = _chosen(messages, self.train_on)
         if self.train_on == "all":
@@ -126,19 +136,33 @@ class SFTEncoder:
             return []
         last = max(chosen)
         if chosen == {last}:
-            return [encoded_row(row.name, self.chat.last_turn(messages[: last + 1], tools), chosen)]
+            return [_Text(row.name, self.chat.print_last_turn(messages[: last + 1], tools), chosen)]
         try:
-            return [encoded_row(row.name, self.chat.conversation(messages, tools), chosen)]
+            return [_Text(row.name, self.chat.print_conversation(messages, tools), chosen)]
         except TemplateRewritesHistory:
-            tally.mark("rewrites_history", row.name)
-            turns = [(index, self.chat.last_turn(messages[: index + 1], tools)) for index in sorted(chosen)]
-            return [encoded_row(f"{row.name} message {index}", turn, chosen) for index, turn in turns]
+            turns = [(index, self.chat.print_last_turn(messages[: index + 1], tools)) for index in sorted(chosen)]
+            return [_Text(f"{row.name} message {index}", turn, chosen) for index, turn in turns]
 
-    def _all(self, row: Row, messages: Sequence[Message], tools: tuple[ToolSpec, ...]) -> EncodedRow:
+    def _all(self, row: Row, messages: Sequence[Message], tools: tuple[ToolSpec, ...]) -> _Text:
         if any(message.train is False and message.role != "assistant" for message in messages):
             raise BadRow("train_on: all cannot leave out a message that is not the assistant's (train: false or weight 0)")
         skipped = {index for index, message in enumerate(messages) if message.train is False}
-        return all_but(row.name, self.chat.conversation(messages, tools), skipped)
+        return _Text(row.name, self.chat.print_conversation(messages, tools), skipped=skipped)
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """One training row to be: trained are the chosen messages, or all tokens but those of the skipped ones."""
+
+    name: str
+    printed: Printed
+    chosen: set[int] = field(default_factory=set)
+    skipped: set[int] | None = None
+
+    def train(self, encoded: EncodedConversation) -> EncodedRow:
+        if self.skipped is not None:
+            return all_but(self.name, encoded, self.skipped)
+        return encoded_row(self.name, encoded, self.chosen)
 
 
 def _chosen(messages: Sequence[Message], train_on: TrainOn) -> set[int]:

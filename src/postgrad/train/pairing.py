@@ -27,6 +27,7 @@ from postgrad.chat import ChatFormat
 from postgrad.data.files import Place, Row
 from postgrad.data.limit import UNLIMITED, Limit
 from postgrad.data.messages import BadRow
+from postgrad.data.pipeline import encode_row
 from postgrad.data.preferences import PairEncoder
 from postgrad.data.tally import Tally
 from postgrad.errors import DataError, RunError
@@ -114,7 +115,7 @@ class Reading:
         raw = isinstance(row["prompt"], str)
         encoder = PairEncoder(chat=self.chat, limit=Limit(UNLIMITED), text_prompts="raw" if raw else "chat")
         try:
-            encoder.encode(Row(Place(PAIRS, 1), row), "preference", Tally())
+            encode_row(encoder, Row(Place(PAIRS, 1), row), "preference", Tally())
         except (BadRow, DataError) as error:
             return error.what if isinstance(error, DataError) else str(error)
         return None
