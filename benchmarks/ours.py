@@ -259,10 +259,10 @@ def main() -> None:
             number += 1
             meter = Meter()
             metrics = run.decode(number) if args.method == "decoding" else run.step(number, check=command == "check")
-            answer = {"seconds": meter.seconds(), "others": meter.others(), "peak_mib": peak_mib()}
+            answer = meter.read()
             parts = {key.removeprefix("time/").removesuffix("_s"): value for key, value in metrics.items() if key.startswith("time/")}
             kept = {key: metrics[key] for key in ("loss", "grad_norm", "tokens") if key in metrics}
-            channel.send(answer | {"parts": parts} | kept)
+            channel.send(answer | {"parts": parts, "peak_mib": peak_mib()} | kept)
 
 
 if __name__ == "__main__":

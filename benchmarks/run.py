@@ -5,7 +5,7 @@
 1. Both do one step on forced samples: loss and gradient norm must agree, else nothing is measured. It warms up too, with one more.
 2. Timed steps in turn. What counts is the ratio of each pair of steps; medians of them are written, with their range.
 3. The machine's limits, measured by our process; the share of them that our training reaches.
-4. The same once more with TRL's memory allocator tuned as ours tunes itself: much of TRL's time on a CPU is page faults.
+4. The same in other `WAYS` to run TRL.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -27,21 +28,37 @@ from benchmarks.worker import Worker
 
 METHODS = tuple(results.TITLES)
 REPEATS, QUICK_REPEATS = 3, 1
-TUNED = {"MALLOC_TOP_PAD_": "67108864", "MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "2147483647"}
-"""What `postgrad.models.allocator` sets for its own process."""
+SLOW, SLOW_REPEATS = ("grpo", "agent"), 1
+"""Methods whose other ways are measured with fewer steps."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How TRL is run: environment of its process, and options of `benchmarks.theirs`."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+
+
+PLAIN = Way()
+WAYS = {
+    # What `postgrad.models.allocator` sets for its own process: much of TRL's time on a CPU is page faults.
+    "tuned_allocator": Way({"MALLOC_TOP_PAD_": "67108864", "MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "2147483647"}),
+    "whole_batch": Way(options=("--whole-batch",)),
+}
 TRAINED = {"grpo": "train", "agent": "train"}
 """The part of the step that the share of the limit is about, where it is not the whole step."""
 
 
-def compare(method: str, args: argparse.Namespace, repeats: int, extra: Mapping[str, str]) -> dict[str, Any]:
-    """A `results.paired` with what both found in the check, the limits, and what ran. `extra`: environment of TRL's process."""
+def compare(method: str, args: argparse.Namespace, repeats: int, way: Way) -> dict[str, Any]:
+    """A `results.paired` with what both found in the check, the limits, and what ran."""
     facts = model_facts()
     command = [args.trl_python, "-m", "benchmarks.theirs", method, "--model", facts["model"], "--dtype", facts["dtype"]]
-    command += ["--config", args.trl_config]
+    command += ["--config", args.trl_config, *way.options]
     if method == "startup":
         return startup.compare(command, facts["dtype"], args.threads, repeats) | {"limits": None, "dtype": facts["dtype"]}
     with ExitStack() as stack:
-        theirs = stack.enter_context(Worker(command, args.threads, extra))
+        theirs = stack.enter_context(Worker(command, args.threads, way.environment))
         mine = [sys.executable, "-m", "benchmarks.ours", method]
         if "template" in theirs.hello:
             file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "template.jinja"
@@ -52,8 +69,8 @@ def compare(method: str, args: argparse.Namespace, repeats: int, extra: Mapping[
         checked = {name: worker.ask("check") for name, worker in sides.items()}
         if method != "decoding":
             results.check_equal(checked["postgrad"], checked["trl"], facts["dtype"])
-        for worker in sides.values():
-            worker.ask("check")
+            for worker in sides.values():
+                worker.ask("check")
         steps: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
         for _ in range(repeats):
             for name, worker in sides.items():
@@ -80,20 +97,27 @@ def model_facts() -> dict[str, str]:
 def measure(method: str, args: argparse.Namespace) -> dict[str, Any]:
     """The row of one method."""
     repeats = args.repeats or (QUICK_REPEATS if args.quick else REPEATS)
-    found = compare(method, args, repeats, {})
-    tuned = None
-    if not args.quick and method != "startup":
-        again = compare(method, args, repeats, TUNED)
-        tuned = {key: again[key] for key in ("time_ratio", "time_ratio_range", "memory_ratio", "postgrad", "trl")}
+    found = compare(method, args, repeats, PLAIN)
+    others: dict[str, Any] = dict.fromkeys(WAYS)
+    for name in ways(method, args):
+        again = compare(method, args, args.repeats or (SLOW_REPEATS if method in SLOW else REPEATS), WAYS[name])
+        others[name] = {key: again[key] for key in ("time_ratio", "time_ratio_range", "memory_ratio", "postgrad", "trl")}
     ours, limits = found["postgrad"], found["limits"]
     seconds = ours["parts_s"][TRAINED[method]] if method in TRAINED else ours["median_s"]
     noisy = max(ours["others"], found["trl"]["others"]) > results.NOISY
     measured = {name: found.pop(name) for name in ("time_ratio", "time_ratio_range", "memory_ratio")}
     return {
         "method": method, **measured, "limit_share": None if limits is None else results.limit_share(limits, seconds),
-        "tuned_allocator": tuned, "quick": args.quick, "noisy": noisy, "repeats": repeats, "threads": args.threads,
+        **others, "quick": args.quick, "noisy": noisy, "repeats": repeats, "threads": args.threads,
         "date": date.today().isoformat(), "machine": machine(), **found,
     }  # fmt: skip
+
+
+def ways(method: str, args: argparse.Namespace) -> Sequence[str]:
+    """The other ways to run TRL that are measured."""
+    if args.quick or method == "startup":
+        return ()
+    return ("tuned_allocator", "whole_batch") if args.whole_batch and method != "decoding" else ("tuned_allocator",)
 
 
 def machine() -> str:
@@ -107,7 +131,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trl-python", required=True, help="a Python that has trl")
     parser.add_argument("--method", choices=METHODS, action="append", help="left out = all")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_REPEATS} timed step, and TRL with its plain allocator only")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_REPEATS} timed step, and TRL run in one way only")
+    parser.add_argument("--whole-batch", action="store_true", help="also TRL with the whole batch in one micro-batch")
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--trl-config", default="{}", help="JSON: other settings for TRL's config")

@@ -28,7 +28,7 @@ from benchmarks.worker import environment, peak_mib
 RESULTS, PAGE = ROOT / "benchmarks" / "scaling.json", ROOT / "docs" / "scaling.md"
 BEGIN, END = "<!-- tables: written by make scaling -->", "<!-- end of tables -->"
 WARM_UP, TIMED = 2, 2
-COMPLETION, TURN = 64, 24
+COMPLETION, TURN = 64, 32
 """Tokens sampled per rollout, and per turn of an agent, in the points about GRPO."""
 
 

@@ -1,6 +1,6 @@
 """TRL's side of a comparison: its own trainers and its own training loop, made to wait for a command before every step.
 
-    python -m benchmarks.theirs METHOD --model FOLDER --dtype float32|bfloat16 [--config JSON]
+    python -m benchmarks.theirs METHOD --model FOLDER --dtype float32|bfloat16 [--whole-batch] [--config JSON]
 
 Samples are forced as on our side (see `ours`): full turns; in agent runs the first turns are generated, then replaced by a call of the
 tool; in a `check` nothing is generated. Runs in an environment with TRL; imports nothing of postgrad.
@@ -24,35 +24,36 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from benchmarks import workloads
 from benchmarks.worker import Channel, Meter, peak_mib, resident_mib, restart_peak
 
+
+def batch(rows: int, at_once: int) -> dict[str, int]:
+    """`rows` of a step, `at_once` in a micro-batch: few at once waste little on padding and need little memory."""
+    return {"per_device_train_batch_size": at_once, "gradient_accumulation_steps": rows // at_once}
+
+
 COMMON: dict[str, Any] = {
     "max_steps": workloads.STEPS, "report_to": "none", "save_strategy": "no", "logging_steps": 1, "learning_rate": 1e-6, "use_cpu": True,
     "lr_scheduler_type": "constant", "gradient_checkpointing": False, "disable_tqdm": True, "seed": 0,
     "train_sampling_strategy": "sequential",
 }  # fmt: skip
-_DPO = {"per_device_train_batch_size": workloads.PAIRS, "max_length": 512}
+ROLLOUTS = workloads.PROMPTS * workloads.GROUP
+_PAIRS = {"max_length": 512, **batch(workloads.PAIRS, 1)}
 _GRPO = {
-    "per_device_train_batch_size": workloads.PROMPTS * workloads.GROUP, "num_generations": workloads.GROUP, "beta": 0.0,
-    "loss_type": "grpo", "shuffle_dataset": False, "max_completion_length": workloads.COMPLETION,
-    "generation_kwargs": {"min_new_tokens": workloads.COMPLETION},
+    "num_generations": workloads.GROUP, "beta": 0.0, "loss_type": "grpo", "shuffle_dataset": False,
+    "max_completion_length": workloads.COMPLETION, "generation_kwargs": {"min_new_tokens": workloads.COMPLETION}, **batch(ROLLOUTS, 2),
 }  # fmt: skip
 _AGENT = _GRPO | {
     "max_completion_length": 512,
     "generation_kwargs": {"min_new_tokens": workloads.AGENT_TURN, "max_new_tokens": workloads.AGENT_TURN},
 }
 CONFIGS: dict[str, tuple[type, type, dict[str, Any], Callable[[], Sequence[dict[str, Any]]]]] = {
-    "sft": (trl.SFTTrainer, trl.SFTConfig, {"per_device_train_batch_size": 8, "max_length": 512}, workloads.sft_rows),
-    "dpo": (trl.DPOTrainer, trl.DPOConfig, _DPO, workloads.pair_rows),
-    "dpo_cached": (trl.DPOTrainer, trl.DPOConfig, _DPO | {"precompute_ref_log_probs": True}, workloads.pair_rows),
-    "reward": (
-        trl.RewardTrainer,
-        trl.RewardConfig,
-        {"per_device_train_batch_size": workloads.PAIRS, "max_length": 512},
-        workloads.pair_rows,
-    ),
+    "sft": (trl.SFTTrainer, trl.SFTConfig, {"max_length": 512, **batch(8, 1)}, workloads.sft_rows),
+    "dpo": (trl.DPOTrainer, trl.DPOConfig, _PAIRS, workloads.pair_rows),
+    "dpo_cached": (trl.DPOTrainer, trl.DPOConfig, _PAIRS | {"precompute_ref_log_probs": True}, workloads.pair_rows),
+    "reward": (trl.RewardTrainer, trl.RewardConfig, _PAIRS, workloads.pair_rows),
     "grpo": (trl.GRPOTrainer, trl.GRPOConfig, _GRPO, workloads.prompt_rows),
     "decoding": (trl.GRPOTrainer, trl.GRPOConfig, _GRPO, workloads.prompt_rows),
     "agent": (trl.GRPOTrainer, trl.GRPOConfig, _AGENT, workloads.question_rows),
-    "startup": (trl.SFTTrainer, trl.SFTConfig, {"per_device_train_batch_size": 1}, workloads.sft_rows),
+    "startup": (trl.SFTTrainer, trl.SFTConfig, batch(1, 1), workloads.sft_rows),
 }
 """Per method: trainer, config, what is set beside `COMMON`, rows. Other settings that were tried are on docs/benchmarks.md."""
 
@@ -72,7 +73,7 @@ class OneStepAtATime(TrainerCallback):
         self.meter = Meter()
 
     def on_step_end(self, *arguments: Any, **state: Any) -> None:
-        self.step = {"seconds": self.meter.seconds(), "others": self.meter.others(), "parts": dict(self.parts), "peak_mib": peak_mib()}
+        self.step = self.meter.read() | {"parts": dict(self.parts), "peak_mib": peak_mib()}
 
     def on_log(self, *arguments: Any, logs: dict[str, float] | None = None, **state: Any) -> None:
         if logs and "grad_norm" in logs:
@@ -131,10 +132,14 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), required=True)
     parser.add_argument("--config", type=json.loads, default={})
+    parser.add_argument("--whole-batch", action="store_true", help="one micro-batch")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     channel = Channel()
     trainer_kind, config_kind, settings, rows = CONFIGS[args.method]
+    if args.whole_batch:
+        every = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
+        settings = settings | batch(every, every)
     model, tokenizer = load(args.method, args.model)
     loaded = resident_mib()
     restart_peak()
@@ -150,6 +155,8 @@ def main() -> None:
         trainer = trainer_kind(model=model, args=config, train_dataset=data, processing_class=tokenizer, callbacks=[clock], **extra)
         if trainer_kind is trl.GRPOTrainer:
             trainer._generate_single_turn = ForcedGeneration(trainer, clock, tokenizer, agent=args.method == "agent")
+        if args.method == "agent":
+            trainer.tools = [workloads.MULTIPLY]
         versions = {"trl": trl.__version__, "torch": torch.__version__}
         channel.send({"loaded_mib": loaded, "versions": versions, **({"template": template()} if args.method == "agent" else {})})
         if args.method == "decoding":
@@ -167,8 +174,7 @@ def decode(trainer: Any, tokenizer: Any, channel: Channel) -> None:
         ids, _ = generate(
             [ids for ids in prompts[start : start + workloads.PROMPTS] for _ in range(workloads.GROUP)], None, {}, workloads.GROUP
         )
-        tokens = sum(map(len, ids))
-        channel.send({"seconds": meter.seconds(), "others": meter.others(), "parts": {}, "peak_mib": peak_mib(), "tokens": tokens})
+        channel.send(meter.read() | {"parts": {}, "peak_mib": peak_mib(), "tokens": sum(map(len, ids))})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 1. `Worker`    the parent's end: starts the process, asks, reads answers.
    `Channel`   the process's end: commands in, one JSON line out for each; whatever else it prints goes to stderr.
-2. `Meter`     seconds, and how busy other processes were meanwhile.
+2. `Meter`     seconds, the processor's seconds, and how busy other processes were meanwhile.
 3. memory      resident now, and the peak since `restart_peak` (Linux: VmRSS and VmHWM).
 
 Imports nothing of either side.
@@ -93,7 +93,7 @@ class Channel:
 
 
 class Meter:
-    """From its making: `seconds()`, and `others()`, the cores that other processes kept busy."""
+    """What passed since it was made."""
 
     def __init__(self) -> None:
         self._start, self._own, self._busy = time.perf_counter(), _own(), _busy()
@@ -101,8 +101,10 @@ class Meter:
     def seconds(self) -> float:
         return time.perf_counter() - self._start
 
-    def others(self) -> float:
-        return max(0.0, (_busy() - self._busy - (_own() - self._own)) / max(self.seconds(), 1e-9))
+    def read(self) -> dict[str, float]:
+        """seconds; cpu_s: of this process, all threads; others: cores that other processes kept busy."""
+        seconds, own, busy = self.seconds(), _own() - self._own, _busy() - self._busy
+        return {"seconds": seconds, "cpu_s": own, "others": max(0.0, busy - own) / max(seconds, 1e-9)}
 
 
 def _own() -> float:

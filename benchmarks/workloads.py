@@ -24,8 +24,8 @@ PAIRS, PAIR_PROMPT, PAIR_ANSWER = 4, 128, 128
 PROMPTS, GROUP, PROMPT, COMPLETION = 2, 8, 256, 128
 AGENT_PROMPT, AGENT_TURNS, AGENT_TURN = 150, 3, 48
 """Words of the question; turns; tokens sampled in each."""
-STEPS = 16
-"""Steps that there are different rows for."""
+STEPS = 8
+"""Steps that there are different rows for, and that a run has at most."""
 
 
 def text(count: int, rng: random.Random) -> str:
@@ -64,6 +64,22 @@ def multiply(x: int) -> str:
         x: The number.
     """
     return " ".join([str(x * 7)] * 20)
+
+
+MULTIPLY: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "multiply",
+        "description": "Multiply a number by seven.",
+        "parameters": {
+            "additionalProperties": False,
+            "properties": {"x": {"description": "The number.", "type": "integer"}},
+            "required": ["x"],
+            "type": "object",
+        },
+    },
+}
+"""The tool as postgrad shows it to a model. TRL would word the schema a little differently, and the prompts would not be equal."""
 
 
 def forced_text(row: int, longest: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from benchmarks import workloads
 from benchmarks.ours import JOBS, ForcedSampler, Run, forcing
 from postgrad.chat import ChatFormat
 from postgrad.protocols import Finish, SampleKey, SamplingParams, TurnRequest
+from postgrad.rollout.tools import make_toolbox
 from postgrad.testing import ScriptedPolicy, tiny_tokenizer
 from postgrad.testing.tiny import tiny_model
 
@@ -65,6 +67,13 @@ def test_a_check_samples_nothing_and_says_the_forced_text(chat):
     found = answers(sampler, [request(0, sample=3)])
     assert found[0, 3].token_ids == (*chat.raw_prompt_ids(workloads.forced_text(3, 40)), 2)
     assert policy.requests == []
+
+
+def test_trl_shows_its_model_the_tool_as_postgrad_shows_it():
+    (spec,) = make_toolbox([workloads.multiply]).specs
+    shown = workloads.MULTIPLY["function"]
+    assert (spec.name, spec.description) == (shown["name"], shown["description"])
+    assert json.dumps(spec.parameters) == json.dumps(shown["parameters"])  # with the order of the keys, which is printed
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -23,7 +23,15 @@ def steps(name):
 
 def a_row(method, **changes):
     found = results.paired(results.side(steps("postgrad"), 100.0), results.side(steps("trl"), 100.0))
-    return {"method": method, **found, "tuned_allocator": None, "limit_share": 0.5, "quick": False, "noisy": False} | changes
+    return {
+        "method": method,
+        **found,
+        "tuned_allocator": None,
+        "whole_batch": None,
+        "limit_share": 0.5,
+        "quick": False,
+        "noisy": False,
+    } | changes
 
 
 def test_examples_in_the_docstrings_hold():
