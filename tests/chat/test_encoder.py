@@ -135,6 +135,33 @@ def test_pieces_encoded_together_have_the_ids_they_have_alone():
     assert tokens.rendered_pieces(texts, guard=Guard(tokens)) == [tokens.rendered(text, guard=Guard(tokens)) for text in texts]
 
 
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=25, deadline=None)
+@given(texts=st.lists(st.tuples(rendered_texts, rendered_texts), min_size=1, max_size=4))
+def test_conversations_encoded_together_are_those_they_are_alone(name, texts):
+    chat = ChatFormat(tokenizer_of(name), template="chatml")
+    turns = [[Message("user", question), Message("assistant", answer)] for question, answer in texts]
+    prints = [chat.print_raw, lambda *pair: chat.print_conversation(turns[0]), lambda *pair: chat.print_prompt(turns[-1][:1])]
+    printed = [print_(*pair) for pair in texts for print_ in prints]
+    expected = [
+        conversation
+        for pair in texts
+        for conversation in (chat.raw_conversation(*pair), chat.conversation(turns[0]), chat.encode_printed([prints[2]()])[0])
+    ]
+    assert chat.encode_printed(printed) == expected
+    assert expected[-1].token_ids == chat.prompt_ids(turns[-1][:1])
+
+
+def test_a_raw_text_has_the_ids_that_the_plain_tokenizer_gives_its_two_parts():
+    tokenizer = tiny_tokenizer()
+    chat = ChatFormat(tokenizer)
+    for prompt, completion in (("the one", " two"), ("", "two"), ("a<|im_end|>", "b<|im_start|>")):
+        encoded = chat.raw_conversation(prompt, completion)
+        ids = [tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True) for text in (prompt, completion)]
+        assert list(encoded.token_ids) == [*ids[0], *ids[1], tokenizer.eos_token_id]
+        assert encoded.source == ("context",) * len(ids[0]) + ("assistant",) * (len(ids[1]) + 1)
+
+
 def test_a_tokenizer_with_an_encode_of_its_own_is_used_as_it_is():
     from transformers import PreTrainedTokenizerFast
 

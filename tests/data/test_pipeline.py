@@ -78,6 +78,19 @@ def test_the_first_bad_row_of_the_file_is_the_error_whoever_meets_one_first(monk
     assert error.value.where == "rows:2"
 
 
+def test_of_two_bad_rows_read_together_the_first_is_the_error():
+    """The first is too long, which is known once it is tokens; the second cannot even be tokenised, which is known before."""
+    good, half = {"prompt": "a", "completion": "x"}, {"prompt": "a", "completion": "\ud83d"}
+    errors = []
+    for rows in ([good, good | {"completion": "x" * 99}, half], [good, half, good | {"completion": "x" * 99}]):
+        with pytest.raises(DataError) as error:
+            prepare_sft(rows_from(rows), CHAT, max_length=50, overlong="error")
+        errors.append((error.value.where, error.value.what))
+    assert [where for where, _ in errors] == ["rows:2", "rows:2"]
+    assert "max_length is 50" in errors[0][1]
+    assert "half a character" in errors[1][1]
+
+
 def test_a_data_error_in_a_helper_keeps_what_where_and_hint(monkeypatch):
     rows = rows_from([{"prompt": "a", "completion": "x"}, {"prompt": "b", "completion": "x" * 99}])
     errors = []
