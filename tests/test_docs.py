@@ -260,6 +260,20 @@ def test_ablations_in_the_rewards_page_run(reward_files):
         assert done.returncode == 0, (command, done.stderr)
 
 
+def test_the_page_on_traps_shows_every_trap_and_the_check_that_names_it():
+    """That the command runs is shown in tests/cli/test_demo_traps.py."""
+    from postgrad.cli.demo_traps import TRAPS
+    from postgrad.demo.traps import rewards
+
+    page = (ROOT / "docs" / "traps.md").read_text(encoding="utf-8")
+    assert re.findall(r"^postgrad demo (\w+)", page, re.MULTILINE) == list(TRAPS)
+    sections = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
+    assert [section.partition(":")[0].lower() for section in sections] == list(TRAPS)
+    for section, trap in zip(sections, TRAPS.values(), strict=True):
+        assert re.search(rf"^{trap.check} ", section, re.MULTILINE), trap.check
+        assert [name for name in re.findall(r"`(\w+)`", section) if name not in ("before", "after") and not hasattr(rewards, name)] == []
+
+
 def test_both_readmes_show_the_same_commands():
     pages = ((ROOT / name).read_text(encoding="utf-8") for name in READMES)
     english, chinese = (re.findall(r"^(?:make|postgrad) [^#\n]*", page, re.MULTILINE) for page in pages)

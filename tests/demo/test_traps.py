@@ -87,9 +87,10 @@ def test_the_whole_way_is_all_or_nothing_and_progress_is_in_parts():
 
 def test_showing_the_work_and_being_brief_pull_apart():
     day, half, all_ = "Friday", "Tuesday, Wednesday", "Tuesday, Wednesday, Thursday, Friday"
-    assert [rewards.shows_work(answer(text), "Monday", 4) for text in (day, half, all_)] == [0.0, 0.5, 1.0]
-    assert [rewards.brief(answer(text)) for text in (day, half, all_)] == [0.875, 0.75, 0.5]
-    assert [rewards.brief_where_shown(answer(text), "Monday", 4) for text in (day, half, all_)] == [0.0, 0.0, 0.5]
+    assert [rewards.shows_work(answer(text), 4) for text in (day, half, all_)] == [0.25, 0.5, 1.0]
+    assert [rewards.brief(answer(text)) for text in (day, half, all_)] == pytest.approx([0.8, 0.6, 0.2])
+    assert [rewards.brief_where_shown(answer(text), 4) for text in (day, half, all_)] == pytest.approx([0.0, 0.0, 0.2])
+    assert [rewards.on_the_way(answer(text), "Monday", 4) for text in (day, half, all_)] == [0.0, 0.5, 1.0]
     assert rewards.brief(answer("word " * 30)) == 0.0
 
 

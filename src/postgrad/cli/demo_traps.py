@@ -62,11 +62,11 @@ TRAPS = {
     ),
     "collapse": Trap(
         "GRPO collapse", "R1", (("R1", "rollout.temperature"), ("R1", "rollout.group_size")), ("R1", "R13"),
-        {"right": "right day %", "shows_work": "days on the way named %"},
+        {"right": "right day %", "on_the_way": "days on the way named %"},
     ),
     "conflict": Trap(
         "conflicting rewards", "R5", (("R5", "rewards"),), ("R5", "R4"),
-        {"right": "right day %", "shows_work": "days on the way named %"},
+        {"right": "right day %", "shows_work": "as many days as on the way %"},
     ),
 }  # fmt: skip
 

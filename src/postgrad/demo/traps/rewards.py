@@ -4,8 +4,8 @@ hacking    `mentioned` finds the right day anywhere in the answer: nobody wants 
            every day has it too. `right` reads the last day that is named.
 sparsity   `counted` wants the whole way, without a mistake: all or nothing. `progress` pays for the part of it that is right.
 collapse   `right` alone; it is the temperature that is wrong.
-conflict   `shows_work` wants every day on the way, `brief` few words: each sensible, together a contradiction. `brief_where_shown` is
-           brief for answers that show their work, and nothing for others.
+conflict   `shows_work` wants a day for each day on the way, `brief` few words: each sensible, together a contradiction.
+           `brief_where_shown` is brief for answers that show their work, and nothing for others.
 
 A reward is a function from one rollout to a number. It reads the rollout, and the columns of the row by their names.
 """
@@ -17,7 +17,7 @@ import re
 from postgrad.rewards import RolloutView, reward
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-WORDS = 8
+WORDS = 5
 """Words from which on an answer is not brief at all."""
 
 
@@ -59,15 +59,20 @@ def progress(rollout: RolloutView, day: str, n: int) -> float:
 
 
 @reward(scope="reasoning", claim="the answer names the days on the way, from the first on", range=(0, 1))
-def shows_work(rollout: RolloutView, day: str, n: int) -> float:
+def on_the_way(rollout: RolloutView, day: str, n: int) -> float:
     return agreeing(named(rollout.final_answer), way(day, n)) / n
+
+
+@reward(scope="reasoning", claim="the answer names as many days as there are on the way", range=(0, 1))
+def shows_work(rollout: RolloutView, n: int) -> float:
+    return min(1.0, len(named(rollout.final_answer)) / n)
 
 
 @reward(scope="length", claim="the answer has few words", range=(0, 1))
 def brief(rollout: RolloutView) -> float:
-    return max(0.0, 1.0 - len(rollout.final_answer.split()) / WORDS)
+    return max(0.0, 1.0 - len(re.findall(r"\w+", rollout.final_answer)) / WORDS)
 
 
 @reward(scope="length", claim="an answer that shows all of its work has few words", range=(0, 1))
-def brief_where_shown(rollout: RolloutView, day: str, n: int) -> float:
-    return brief(rollout) if shows_work(rollout, day, n) == 1.0 else 0.0
+def brief_where_shown(rollout: RolloutView, n: int) -> float:
+    return brief(rollout) if shows_work(rollout, n) == 1.0 else 0.0
