@@ -51,6 +51,15 @@ def test_a_kernel_that_does_not_run_is_not_used(caplog: pytest.LogCaptureFixture
     assert "does not run on cpu" in caplog.text
 
 
+def test_queries_and_keys_in_fp32_are_taken_beside_values_in_bf16_under_autocast() -> None:
+    query, key, value = operands()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = flex.attend(query, key, value.bfloat16(), flex.block_mask(SEGMENTS, CPU), scaling=0.3)
+    assert output.dtype == torch.bfloat16
+    expected = plain_attention(query, key, value, SEGMENTS, scaling=0.3, dropout=0.0)
+    torch.testing.assert_close(output.float(), expected, rtol=0, atol=5e-2)
+
+
 @pytest.mark.parametrize("error", [0.0, 0.05])
 def test_a_kernel_is_used_only_if_its_numbers_agree(
     error: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -62,6 +71,15 @@ def test_a_kernel_is_used_only_if_its_numbers_agree(
     with caplog.at_level(logging.WARNING):
         assert flex.agrees(CPU, torch.float32, (4, 2, 16)) is (error == 0.0)
     assert ("other numbers" in caplog.text) is (error != 0.0)
+
+
+def test_the_comparison_is_the_same_for_a_first_caller_that_only_reads_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernel(query: Tensor, key: Tensor, value: Tensor, mask: object, *, scaling: float | None) -> Tensor:
+        return plain_attention(query, key, value, flex._PROBE, scaling=scaling, dropout=0.0)
+
+    monkeypatch.setattr(flex, "attend", kernel)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert flex.agrees(CPU, torch.float32, (4, 2, 16))
 
 
 def test_a_layout_asks_the_kernel_where_it_is_usable(monkeypatch: pytest.MonkeyPatch) -> None:

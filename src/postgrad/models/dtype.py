@@ -3,6 +3,7 @@
 1. `resolve_autocast`  a recipe's `dtype:` -> the autocast dtype, or None for plain fp32.
 2. `bf16_supported`    whether this processor multiplies bf16 in hardware.
 3. `autocast`          the context manager that applies the answer.
+4. `product_dtype`     what a matrix product of these numbers is made in here; `at_least_fp32` what its statistics are kept in.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, cast, get_args
 
 import torch
+from torch import Tensor
 
 from postgrad.errors import RecipeError
 
@@ -63,3 +65,18 @@ def autocast(dtype: torch.dtype | None, device: torch.device) -> AbstractContext
     if dtype is None:
         return nullcontext()
     return cast("AbstractContextManager[None]", torch.autocast(device.type, dtype=dtype))
+
+
+def product_dtype(tensor: Tensor) -> torch.dtype:
+    """The autocast dtype where autocast is on, else the tensor's own."""
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
+
+
+def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
+    """fp32 for bf16 and fp16; fp64 stays.
+
+    >>> at_least_fp32(torch.bfloat16), at_least_fp32(torch.float64)
+    (torch.float32, torch.float64)
+    """
+    return torch.promote_types(dtype, torch.float32)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from postgrad.models.dtype import product_dtype
 from postgrad.models.segments import Segment, plain_attention
 
 logger = logging.getLogger("postgrad")
@@ -48,8 +49,13 @@ def visible(segments: Sequence[Segment], device: torch.device) -> Callable[[Tens
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, *, scaling: float | None) -> Tensor:
-    """query [H, T, D], key and value [H_kv, T, D] -> [T, H, D]."""
-    output = _kernel(query.device)(query[None], key[None], value[None], block_mask=mask, scale=scaling, enable_gqa=True)
+    """query [H, T, D], key and value [H_kv, T, D] -> [T, H, D].
+
+    Under autocast in its dtype: queries and keys may be fp32 (from a norm) beside values in bf16, and the kernel wants one dtype.
+    """
+    dtype = product_dtype(query)
+    query, key, value = (tensor[None].to(dtype) for tensor in (query, key, value))
+    output = _kernel(query.device)(query, key, value, block_mask=mask, scale=scaling, enable_gqa=True)
     return cast(Tensor, output)[0].transpose(0, 1)
 
 
@@ -57,7 +63,7 @@ def usable(query: Tensor, key: Tensor) -> bool:
     """Whether the kernel gives the right numbers on this device, for these heads. It has no backward on a CPU."""
     if query.device.type == "cpu":
         return False
-    return agrees(query.device, query.dtype, (query.shape[0], key.shape[0], query.shape[2]))
+    return agrees(query.device, product_dtype(query), (query.shape[0], key.shape[0], query.shape[2]))
 
 
 @cache
@@ -67,12 +73,13 @@ def agrees(device: torch.device, dtype: torch.dtype, heads: tuple[int, int, int]
     generator = torch.Generator().manual_seed(0)
     shapes = [(query_heads, _PROBE[-1].stop, width), *[(key_heads, _PROBE[-1].stop, width)] * 2]
     query, key, value = (torch.randn(shape, generator=generator).to(device, dtype).requires_grad_() for shape in shapes)
-    try:
-        ours = _with_gradients(attend(query, key, value, block_mask(_PROBE, device), scaling=None), (query, key, value))
-    except Exception as error:  # a compiler's errors have no common type
-        logger.warning("the fused attention kernel does not run on %s, which is slower: %s", device, str(error).partition("\n")[0])
-        return False
-    plain = _with_gradients(plain_attention(query, key, value, _PROBE, scaling=None, dropout=0.0), (query, key, value))
+    with torch.enable_grad(), torch.autocast(device.type, enabled=False):  # the first caller may only read, and under autocast
+        try:
+            ours = _with_gradients(attend(query, key, value, block_mask(_PROBE, device), scaling=None), (query, key, value))
+        except Exception as error:  # a compiler's errors have no common type
+            logger.warning("the fused attention kernel does not run on %s, which is slower: %s", device, str(error).partition("\n")[0])
+            return False
+        plain = _with_gradients(plain_attention(query, key, value, _PROBE, scaling=None, dropout=0.0), (query, key, value))
     tolerance = 1e-3 if dtype == torch.float32 else 2e-2
     agreed = all(bool((one - two).abs().max() <= tolerance * two.abs().max()) for one, two in zip(ours, plain, strict=True))
     if not agreed:

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from postgrad.models.dtype import at_least_fp32, product_dtype
+
 _TILE_ELEMENTS = 1 << 23
 """Logits in one tile (16 MB in bf16): large enough for full speed of the matrix product."""
 _SMALLEST_SLICE = 256
@@ -58,30 +60,31 @@ def selected_logprobs(
     """
     if temperature <= 0:
         raise ValueError(f"log-probs need a temperature above 0, got {temperature}")
-    curve = None if softcap is None else _Curve(softcap, temperature)
-    factor = scale if curve else scale / temperature
+    bent = None if softcap is None else _Softcap(softcap, temperature)
+    factor = scale if bent else scale / temperature
     if factor != 1.0:
-        hidden = hidden.to(_exact(hidden.dtype)) * factor
+        hidden = hidden.to(at_least_fp32(hidden.dtype)) * factor
         bias = None if bias is None else bias * factor
-    dtype = _product_dtype(hidden)
+    dtype = product_dtype(hidden)
     tokens, vocabulary = hidden.shape[0], weight.shape[0]
     with torch.autocast(hidden.device.type, enabled=False):  # it would take the statistics' dot products to bf16 as well
         if gradient is None:
             width = tile or _slice_width(tokens, vocabulary)
-            result = _TwoPasses.apply(hidden, weight, bias, targets, width, dtype, curve)  # type: ignore[no-untyped-call]
+            result = _TwoPasses.apply(hidden, weight, bias, targets, width, dtype, bent)  # type: ignore[no-untyped-call]
         else:
             rows = tile or max(1, _TILE_ELEMENTS // vocabulary)
-            result = _OnePass.apply(hidden, weight, bias, targets, rows, dtype, curve, gradient)  # type: ignore[no-untyped-call]
+            result = _OnePass.apply(hidden, weight, bias, targets, rows, dtype, bent, gradient)  # type: ignore[no-untyped-call]
     return cast("tuple[Tensor, Tensor]", result)
 
 
 class _TwoPasses(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, width: int, dtype: torch.dtype, curve: _Curve | None
-    ) -> tuple[Tensor, Tensor]:
-        head = _Head(hidden.to(dtype), weight, bias, targets, width, curve)
-        target_logits = torch.empty(targets.shape, dtype=_exact(hidden.dtype), device=hidden.device)
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, width: int, dtype: torch.dtype,
+        softcap: _Softcap | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        head = _Head(hidden.to(dtype), weight, bias, targets, width, softcap)
+        target_logits = torch.empty(targets.shape, dtype=at_least_fp32(hidden.dtype), device=hidden.device)
         normalisers, means = [], []
         for tile in head.tiles():
             target_logits[tile.hit] = tile.logits[tile.hit, tile.column].to(target_logits.dtype)
@@ -93,7 +96,7 @@ class _TwoPasses(torch.autograd.Function):
         mean_logit = ((by_tile - log_normaliser).exp() * torch.stack(means)).sum(0)
         logprobs, entropy = target_logits - log_normaliser, log_normaliser - mean_logit
         ctx.save_for_backward(head.hidden, weight, bias, targets, log_normaliser, logprobs, entropy)
-        ctx.width, ctx.curve, ctx.hidden_dtype = width, curve, hidden.dtype
+        ctx.width, ctx.softcap, ctx.hidden_dtype = width, softcap, hidden.dtype
         ctx.set_materialize_grads(False)
         return logprobs, entropy
 
@@ -103,12 +106,12 @@ class _TwoPasses(torch.autograd.Function):
         if grad is None and grad_entropy is None:
             return (None,) * 7
         hidden, weight, bias, targets, log_normaliser, logprobs, entropy = ctx.saved_tensors
-        head = _Head(hidden, weight, bias, targets, ctx.width, ctx.curve)
-        wanted = _Wanted(log_normaliser, torch.zeros_like(logprobs) if grad is None else grad, grad_entropy, entropy, ctx.curve)
-        at_target = wanted.at_target(logprobs)
+        head = _Head(hidden, weight, bias, targets, ctx.width, ctx.softcap)
+        upstream = _Upstream(log_normaliser, torch.zeros_like(logprobs) if grad is None else grad, grad_entropy, entropy, ctx.softcap)
+        at_target = upstream.at_target(logprobs)
         total = _Gradients.zeros(head, ctx.needs_input_grad)
         for tile in head.tiles():
-            _to_gradient(tile, wanted, at_target)
+            _to_gradient(tile, upstream, at_target)
             total.add(tile, hidden, slice(None))
         return (*total.cast(ctx.hidden_dtype, weight, bias), None, None, None, None)
 
@@ -117,20 +120,20 @@ class _OnePass(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int, dtype: torch.dtype,
-        curve: _Curve | None, gradient: Tensor,
+        softcap: _Softcap | None, gradient: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        whole = _Head(hidden.to(dtype), weight.to(dtype), bias, targets, weight.shape[0], curve)
+        whole = _Head(hidden.to(dtype), weight.to(dtype), bias, targets, weight.shape[0], softcap)
         total = _Gradients.zeros(whole, ctx.needs_input_grad)
         logprobs, entropies = [], []
         for start in range(0, len(targets), rows):
             part = slice(start, start + rows)
             head = whole._replace(hidden=whole.hidden[part], targets=targets[part])
             (tile,) = head.tiles()
-            log_normaliser, mean_logit = _tile_statistics(tile.logits, _exact(hidden.dtype))
+            log_normaliser, mean_logit = _tile_statistics(tile.logits, at_least_fp32(hidden.dtype))
             logprob = tile.logits[tile.hit, tile.column].to(log_normaliser.dtype) - log_normaliser
             entropy = log_normaliser - mean_logit
-            wanted = _Wanted(log_normaliser, gradient[part], None, entropy, curve)
-            _to_gradient(tile, wanted, wanted.at_target(logprob))
+            upstream = _Upstream(log_normaliser, gradient[part], None, entropy, softcap)
+            _to_gradient(tile, upstream, upstream.at_target(logprob))
             total.add(tile, head.hidden, part)
             logprobs.append(logprob)
             entropies.append(entropy)
@@ -151,18 +154,18 @@ class _OnePass(torch.autograd.Function):
         return (*gradients, None, None, None, None, None)
 
 
-class _Curve(NamedTuple):
-    """logit = softcap · tanh(raw / softcap) / temperature."""
+class _Softcap(NamedTuple):
+    """logit = cap · tanh(raw / cap) / temperature."""
 
-    softcap: float
+    cap: float
     temperature: float
 
     def bend_(self, raw: Tensor) -> Tensor:
-        return raw.div_(self.softcap).tanh_().mul_(self.softcap / self.temperature)
+        return raw.div_(self.cap).tanh_().mul_(self.cap / self.temperature)
 
     def slope(self, logits: Tensor) -> Tensor:
         """d logit / d raw."""
-        return (1 - (logits * (self.temperature / self.softcap)).square()) / self.temperature
+        return (1 - (logits * (self.temperature / self.cap)).square()) / self.temperature
 
 
 class _Tile(NamedTuple):
@@ -181,7 +184,7 @@ class _Head(NamedTuple):
     bias: Tensor | None
     targets: Tensor
     width: int
-    curve: _Curve | None
+    softcap: _Softcap | None
 
     def tiles(self) -> Iterator[_Tile]:
         """Logits [N, C] of one slice of the vocabulary after the other, in the dtype of the matrix products."""
@@ -191,8 +194,8 @@ class _Head(NamedTuple):
             logits = self.hidden @ weight.t()
             if self.bias is not None:
                 logits += self.bias[vocabulary].to(logits.dtype)
-            if self.curve is not None:
-                self.curve.bend_(logits)
+            if self.softcap is not None:
+                self.softcap.bend_(logits)
             hit = ((self.targets >= vocabulary.start) & (self.targets < vocabulary.stop)).nonzero().squeeze(1)
             yield _Tile(vocabulary, logits, weight, hit, self.targets[hit] - start)
 
@@ -211,29 +214,29 @@ def _tile_statistics(logits: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor
     return torch.cat(normalisers), torch.cat(means)
 
 
-class _Wanted(NamedTuple):
-    """What the loss wants of each token: `grad` [N] by its log-prob, `grad_entropy` [N] by its entropy (None: the loss does not read it).
+class _Upstream(NamedTuple):
+    """The loss's gradient at each token: `grad` [N] by its log-prob, `grad_entropy` [N] by its entropy (None: the loss does not read it).
 
     By a logit z with p = exp(z − logZ): ∂ log-prob = 1[target] − p, ∂ entropy = −p · (log p + entropy). Both are passed on through the
-    curve to the product that the logit was made from.
+    softcap to the product that the logit was made from.
     """
 
     log_normaliser: Tensor
     grad: Tensor
     grad_entropy: Tensor | None
     entropy: Tensor
-    curve: _Curve | None
+    softcap: _Softcap | None
 
     def at_target(self, logprobs: Tensor) -> Tensor:
         """[N]: the gradient at the target."""
         gradient = self.grad * -torch.expm1(logprobs)
         if self.grad_entropy is not None:
             gradient = gradient - self.grad_entropy * logprobs.exp() * (logprobs + self.entropy)
-        return gradient if self.curve is None else gradient * self.curve.slope(logprobs + self.log_normaliser)
+        return gradient if self.softcap is None else gradient * self.softcap.slope(logprobs + self.log_normaliser)
 
-    def rows(self, rows: slice) -> _Wanted:
+    def rows(self, rows: slice) -> _Upstream:
         grad_entropy = None if self.grad_entropy is None else self.grad_entropy[rows]
-        return _Wanted(self.log_normaliser[rows], self.grad[rows], grad_entropy, self.entropy[rows], self.curve)
+        return _Upstream(self.log_normaliser[rows], self.grad[rows], grad_entropy, self.entropy[rows], self.softcap)
 
     def elsewhere(self, logits: Tensor) -> Tensor:
         """[n, C]: the gradient at tokens that are not the target."""
@@ -242,30 +245,32 @@ class _Wanted(NamedTuple):
         if self.grad_entropy is not None:
             factor = factor - self.grad_entropy[:, None] * (log_p + self.entropy[:, None])
         gradient = log_p.exp_().mul_(factor)
-        return gradient if self.curve is None else gradient.mul_(self.curve.slope(logits.to(gradient.dtype)))
+        return gradient if self.softcap is None else gradient.mul_(self.softcap.slope(logits.to(gradient.dtype)))
 
 
-def _to_gradient(tile: _Tile, wanted: _Wanted, at_target: Tensor) -> None:
+def _to_gradient(tile: _Tile, upstream: _Upstream, at_target: Tensor) -> None:
     """Turn the tile's logits, in place, into the loss's gradient by the products that they were made from."""
     count = _block_rows(tile.logits)
     for start in range(0, len(tile.logits), count):
         rows = slice(start, start + count)
-        tile.logits[rows].copy_(wanted.rows(rows).elsewhere(tile.logits[rows]))
+        tile.logits[rows].copy_(upstream.rows(rows).elsewhere(tile.logits[rows]))
     tile.logits[tile.hit, tile.column] = at_target[tile.hit].to(tile.logits.dtype)
 
 
 class _Gradients(NamedTuple):
-    """Sums in fp32 (fp64): of the hidden states, the weight and the bias; None where none is wanted."""
+    """Sums in fp32 (fp64): of the hidden states, the weight and the bias; None where none is needed."""
 
     hidden: Tensor | None
     weight: Tensor | None
     bias: Tensor | None
 
     @classmethod
-    def zeros(cls, head: _Head, wanted: tuple[bool, ...]) -> _Gradients:
+    def zeros(cls, head: _Head, needed: tuple[bool, ...]) -> _Gradients:
         shapes = (head.hidden.shape, head.weight.shape, head.weight.shape[:1])
-        exact, device = _exact(head.hidden.dtype), head.hidden.device
-        return cls(*(torch.zeros(shape, dtype=exact, device=device) if want else None for shape, want in zip(shapes, wanted, strict=False)))
+        exact, device = at_least_fp32(head.hidden.dtype), head.hidden.device
+        return cls(
+            *(torch.zeros(shape, dtype=exact, device=device) if need else None for shape, need in zip(shapes, needed[:3], strict=True))
+        )
 
     def add(self, tile: _Tile, hidden: Tensor, rows: slice) -> None:
         """What a tile that holds a gradient adds; `rows` are its tokens, `hidden` their states."""
@@ -294,15 +299,6 @@ def _slice_width(tokens: int, vocabulary: int) -> int:
 
 def _block_rows(logits: Tensor) -> int:
     return max(1, _BLOCK_ELEMENTS // logits.shape[1])
-
-
-def _product_dtype(hidden: Tensor) -> torch.dtype:
-    device = hidden.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-
-
-def _exact(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _cast(gradient: Tensor | None, dtype: torch.dtype) -> Tensor | None:

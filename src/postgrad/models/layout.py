@@ -1,4 +1,4 @@
-"""Who attends to whom in a flat row of tokens, and the exact attention over it without any mask tensor.
+"""Who attends to whom in a flat row of tokens, and the exact attention over it.
 
 1. `PackedLayout`  segments back to back. Rows of one group point to one copy of their prompt.
 2. On a CPU each segment is one call of PyTorch's flash kernel. A row that continues a prefix is two calls (its own tokens, the
@@ -7,7 +7,7 @@
 3. On an accelerator all of it is one call of a fused kernel (`flex`).
 4. With attention dropout, or where the kernels are missing: `segments.plain_attention`.
 
-No tensor of tokens × tokens is made, grouped key-value heads are never repeated, and the order of segments changes nothing.
+The kernels make no tensor of tokens × tokens. Grouped key-value heads are never repeated, and the order of segments changes nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from postgrad.models import flex
+from postgrad.models.dtype import at_least_fp32, product_dtype
 from postgrad.models.segments import Segment, plain_attention
 
 _FLASH_FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
@@ -106,7 +107,7 @@ class MergedFlash(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, calls: Sequence[_Call], scale: float | None) -> Tensor:
-        kept = [tensor.to(_storage_dtype(query))[None] for tensor in (query, key, value)]
+        kept = [tensor.to(product_dtype(query))[None] for tensor in (query, key, value)]
         output = _by_token(kept[0])
         logsumexp = torch.empty(output.shape[:3], dtype=output.dtype, device=query.device)
         operands = _InTwoWidths(kept)
@@ -151,22 +152,14 @@ class _InTwoWidths:
         if call.key.stop - call.key.start > _WIDEN_UP_TO:
             return self._kept
         if self._wide is None:
-            self._wide = [tensor.to(_statistics_dtype(tensor)) for tensor in self._kept]
+            self._wide = [tensor.to(at_least_fp32(tensor.dtype)) for tensor in self._kept]
         return self._wide
-
-
-def _storage_dtype(query: Tensor) -> torch.dtype:
-    return torch.get_autocast_dtype(query.device.type) if torch.is_autocast_enabled(query.device.type) else query.dtype
-
-
-def _statistics_dtype(query: Tensor) -> torch.dtype:
-    return torch.promote_types(query.dtype, torch.float32)
 
 
 def _by_token(like: Tensor) -> Tensor:
     """An empty [1, H, T, D], at least fp32, laid out token by token as the projections want it."""
     _, heads, tokens, width = like.shape
-    return torch.empty(1, tokens, heads, width, dtype=_statistics_dtype(like), device=like.device).transpose(1, 2)
+    return torch.empty(1, tokens, heads, width, dtype=at_least_fp32(like.dtype), device=like.device).transpose(1, 2)
 
 
 def _flash_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:

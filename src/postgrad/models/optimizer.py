@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.errors import CheckpointError, RunError
+from postgrad.models.dtype import at_least_fp32
 from postgrad.protocols import OptimizerResult
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -47,7 +48,7 @@ class Optimizer:
         gradients = [weight.grad for weight in self.weights.values() if weight.grad is not None]
         if not gradients:
             return 0.0
-        norms = [torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32)) for gradient in gradients]
+        norms = [torch.linalg.vector_norm(gradient, dtype=at_least_fp32(gradient.dtype)) for gradient in gradients]
         return float(torch.linalg.vector_norm(torch.stack(norms)))
 
     def non_finite(self) -> list[str]:

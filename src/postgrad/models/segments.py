@@ -28,7 +28,7 @@ class Segment:
 def plain_attention(
     query: Tensor, key: Tensor, value: Tensor, segments: Sequence[Segment], *, scaling: float | None, dropout: float
 ) -> Tensor:
-    """The same attention from PyTorch's public function: one call per segment, keys of the prefix and its own joined."""
+    """query [H, T, D], key and value [H_kv, T, D] -> [T, H, D]: one call per segment, keys of the prefix and its own joined."""
     outputs = []
     for segment in segments:
         own = slice(segment.start, segment.stop)
