@@ -1,4 +1,4 @@
-"""What the chapters of `postgrad demo` share: the task's folder with its recipe, a reporter that is closed in the end, shown intervals."""
+"""What the chapters of `postgrad demo` share: its folder, its recipe, a reporter that is closed in the end, and how intervals are shown."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def folder_of(name: str, run_dir: Path | None, *, quick: bool, overwrite: bool) 
 def _empty(folder: Path) -> None:
     """Raises `RecipeError`, removing nothing, for a folder with anything that no chapter wrote, or with a run that goes on."""
     if not folder.is_dir():
-        raise RecipeError(
-            "--overwrite replaces a folder, and this is a file", where=str(folder), hint="choose another --run-dir"
-        )
+        raise RecipeError("--overwrite replaces a folder, and this is a file", where=str(folder), hint="choose another --run-dir")
     foreign = sorted(child.name for child in folder.iterdir() if child.name not in _OURS)
     if foreign:
         what = f"--overwrite would delete what no demo wrote: {', '.join(foreign[:5])}"
@@ -54,6 +52,7 @@ def prepared(folder: Path, recipe: str, write: Callable[[Path], object], *, seed
 
 @contextmanager
 def watching() -> Iterator[PlainReporter]:
+    """The reporter for this terminal; closed whatever happens, or its live bar would stand in the way of what is printed next."""
     watcher = reporter()
     try:
         yield watcher

@@ -138,7 +138,7 @@ def output_head(model: nn.Module) -> OutputHead:
     """The language-model head. Raises `ModelError` where it is no linear layer."""
     inner = pretrained(model)
     text = inner.config.get_text_config()
-    head = _unwrap_saved_module(cast(Any, inner).get_output_embeddings())
+    head = saved_in_use(cast(Any, inner).get_output_embeddings())
     if type(head) is not nn.Linear:
         found = "no head" if head is None else f"a head of type {type(head).__name__}"
         raise ModelError(f"{type(inner).__name__} has {found}", hint="keep adapters off lm_head, and use a causal language model")
@@ -148,14 +148,14 @@ def output_head(model: nn.Module) -> OutputHead:
 def scalar_head(model: nn.Module) -> tuple[Tensor, Tensor | None]:
     """(weight [1, width], bias [1] or None) of a model with one score per token. Raises `ModelError` for any other head."""
     inner = pretrained(model)
-    head = _unwrap_saved_module(cast("nn.Module | None", getattr(inner, "score", None) or getattr(inner, "classifier", None)))
+    head = saved_in_use(cast("nn.Module | None", getattr(inner, "score", None) or getattr(inner, "classifier", None)))
     if type(head) is not nn.Linear or head.out_features != 1:
         raise ModelError(f"{type(inner).__name__} has no scalar head", hint="name a reward model, or a language model to put a new head on")
     return head.weight, head.bias
 
 
-def _unwrap_saved_module(head: nn.Module | None) -> nn.Module | None:
-    """peft keeps a trained copy beside the original of a module in `modules_to_save`: the one that is in use now."""
+def saved_in_use(head: nn.Module | None) -> nn.Module | None:
+    """Of a module and the trained copy that peft keeps beside it (`modules_to_save`): the one that is in use now."""
     if head is None or not hasattr(head, "modules_to_save"):
         return head
     if head.disable_adapters:

@@ -94,8 +94,8 @@ class LocalEngine(Reader):
             for number, batch in enumerate(batches, 1):
                 value, more, current = self._backward(batch, loss, temperature, name=f"micro-batch {number} of {len(batches)}")
                 total += value
-                for key, number_of in more.items():
-                    sums[key] = sums.get(key, 0.0) + number_of
+                for key, amount in more.items():
+                    sums[key] = sums.get(key, 0.0) + amount
                 scatter(batch, current, logprobs)
         return BackwardResult(loss=total, sums=sums, logprobs=logprobs)
 
@@ -137,7 +137,7 @@ class LocalEngine(Reader):
             current, entropy = readout(self.model, batch, temperature=temperature, dtype=self.autocast)
             check_finite(current, batch, name, self.reads)
             value, sums = loss(batch.to_rows(current), batch.with_entropy(entropy))
-            self._check_loss(value, batch, name)
+            _check_loss(value, batch, name)
             if value.requires_grad:
                 value.backward()  # type: ignore[no-untyped-call]
                 self._check_gradient(batch, name)
@@ -151,11 +151,6 @@ class LocalEngine(Reader):
         if broken:
             what = f"the update left {len(broken)} weights with values that are not finite (first: {broken[0]})"
             raise RunError(what, hint="lower optimizer.learning_rate")
-
-    def _check_loss(self, value: Tensor, batch: MicroBatch, name: str) -> None:
-        if not math.isfinite(value.item()):
-            what = f"the loss of {name} is {value.item()}"
-            raise RunError(what, where=rows_of(batch), hint="look at the numbers that these rows carry")
 
     def _check_gradient(self, batch: MicroBatch, name: str) -> None:
         if not math.isfinite(self.optimizer.gradient_norm()):
@@ -199,6 +194,11 @@ def _announced(loss: LossFunction, batch: MicroBatch) -> Tensor:
     value, _ = loss(batch.to_rows(anywhere), batch.with_entropy(torch.zeros_like(anywhere)))
     (gradient,) = torch.autograd.grad(value, anywhere)
     return gradient
+
+
+def _check_loss(value: Tensor, batch: MicroBatch, name: str) -> None:
+    if not math.isfinite(value.item()):
+        raise RunError(f"the loss of {name} is {value.item()}", where=rows_of(batch), hint="look at the numbers that these rows carry")
 
 
 def _merged(sums: Mapping[str, Tensor], own: dict[str, float]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Which library makes the fp32 matrix products of training on a CPU: the one PyTorch was built with (MKL), or oneDNN.
 
-MKL uses half of a processor of another maker: on a Zen 5 oneDNN reaches 480 GFLOP/s where MKL reaches 225. Elsewhere MKL is ahead. So both
-are timed once per machine, and the answer is kept in the cache folder: a run that is resumed computes as it began.
+MKL may leave half of a processor unused that is not Intel's: on a Zen 5 oneDNN reaches 480 GFLOP/s where MKL reaches 225. On others MKL is
+ahead. So both are timed once per machine, and the answer is kept in the cache folder: a run that is resumed computes as it began.
 
 1. `fast_products`      the context in which forward and backward run.
 2. `OneDNNProducts`     sends every large fp32 `mm` and `addmm` to oneDNN, whatever model they come from.
@@ -40,6 +40,8 @@ def fast_products(device: torch.device, dtype: torch.dtype | None) -> AbstractCo
 
 
 class OneDNNProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Below autograd, so the products of the backward come here too."""
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func is torch.ops.aten.mm.default and _suits(*args[:2]):
             return onednn_product(*args)

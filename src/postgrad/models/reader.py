@@ -78,7 +78,7 @@ class Reader:
     def readout(self) -> Readout:
         return score if self.reads == "logprobs" else value
 
-    def require(self, reads: str) -> None:
+    def require(self, reads: Reads) -> None:
         if self.reads != reads:
             raise ValueError(f"this engine reads {self.reads}, not {reads}")
 
@@ -96,7 +96,7 @@ class Reader:
         return pack(rows, tokens_per_micro_batch=budget, share_prefixes=share_prefixes, split_groups=split_groups, device=self.device)
 
 
-def check_finite(current: Tensor, batch: MicroBatch, name: str, reads: str) -> None:
+def check_finite(current: Tensor, batch: MicroBatch, name: str, reads: Reads) -> None:
     if not bool(current.isfinite().all()):
         what = "log-prob" if reads == "logprobs" else "value"
         raise RunError(f"a {what} of {name} is not finite", where=rows_of(batch), hint="the weights hold values that are not finite")

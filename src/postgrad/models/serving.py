@@ -18,12 +18,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from transformers import PreTrainedModel
 
-from postgrad.models.attention import Layout, attend_with, body, logits_of, output_head, pretrained
+from postgrad.models.attention import Layout, attend_with, body, logits_of, output_head, pretrained, saved_in_use
 from postgrad.models.forward import mode
 
 _FULL_TILE = 16
 """Flat rows are padded to at least this many tokens: CPU matrix products round differently below about ten rows, and a sample must
 not depend on how many others are still running. A decode step this small is bound by reading the weights, so it costs nothing."""
+_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names under which transformers' decoders keep linear layers that read the same input, in the order in which they are called."""
 
 
 class PackedLinear(nn.Module):
@@ -71,10 +73,6 @@ class FusedPart(nn.Module):
         return self._fused.output(self._index, x)
 
 
-_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Names under which transformers' decoders keep linear layers that read the same input, in the order in which they are called."""
-
-
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this machine's oneDNN takes linear layers of this dtype."""
     if device.type != "cpu" or not torch._C._has_mkldnn or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
@@ -101,11 +99,12 @@ class Serving:
     def copied(cls, model: nn.Module, dtype: torch.dtype, *, own_head: bool) -> Serving:
         """own_head: whether the model's own forward call makes the logits (False: `logits`, which needs a linear head)."""
         clone = fold_adapters(pretrained(model), _clone(pretrained(model), dtype))
-        _, _, scale, softcap = (None, None, 1.0, None) if own_head else output_head(clone)
+        head = None if own_head else output_head(clone)  # before its layer is packed and no `nn.Linear` any more
         if can_pack(clone.device, dtype):
             _pack_linears(clone)
-        head = cast(Any, clone).get_output_embeddings()
-        return cls(clone, None if own_head else head, scale=scale, softcap=softcap)
+        if head is None:
+            return cls(clone, None)
+        return cls(clone, cast(Any, clone).get_output_embeddings(), scale=head.scale, softcap=head.softcap)
 
     @contextmanager
     def ready(self, layout: Layout | None) -> Iterator[None]:
@@ -163,19 +162,11 @@ def fold_adapters(live: PreTrainedModel, clone: PreTrainedModel) -> PreTrainedMo
     """
     for name, module in list(live.named_modules()):
         if hasattr(module, "modules_to_save") and hasattr(module, "original_module"):
-            clone.set_submodule(name, _saved_in_use(clone.get_submodule(name)))
+            clone.set_submodule(name, cast(nn.Module, saved_in_use(clone.get_submodule(name))))
         elif _is_adapted(module):
             clone.set_submodule(name, _folded(module, clone.dtype))
     vars(clone).pop("peft_config", None)  # what marks a model as adapted
     return clone
-
-
-def _saved_in_use(wrapper: Any) -> nn.Module:
-    """The one of peft's two copies of a module (original and trained) that is in use."""
-    if wrapper.disable_adapters:
-        return cast(nn.Module, wrapper.original_module)
-    (active,) = wrapper.active_adapters
-    return cast(nn.Module, wrapper.modules_to_save[active])
 
 
 def _folded(live: Any, dtype: torch.dtype) -> nn.Module:
@@ -211,7 +202,7 @@ def _pack_linears(model: PreTrainedModel) -> None:
 def fingerprint(model: nn.Module) -> tuple[object, ...]:
     """Equal fingerprints = the same weights and the same adapters in use, unless weights were written behind autograd's back.
 
-    Costs nothing: in-place updates are counted by autograd's version counters. Writes through `.data` and some fused optimizers
+    Reads no weight: in-place updates are counted by autograd's version counters. Writes through `.data` and some fused optimizers
     are not counted; `contents` sees those.
     """
     weights = [(weight.data_ptr(), -1 if weight.is_inference() else weight._version) for weight in model.parameters()]
