@@ -6,6 +6,7 @@ import ast
 import json
 import keyword
 import re
+import time
 import unicodedata
 
 import pytest
@@ -458,3 +459,36 @@ def test_the_description_keeps_types_choices_descriptions_and_what_is_optional()
     assert '"minimum": 1' in text
     assert "\nnow()\n" in text
     assert '{"name": "weather", "arguments": {"city": ...}}' in text
+
+
+# ---- hostile lengths
+
+
+def test_many_calls_in_a_turn_are_read_in_time_that_grows_with_their_number():
+    start = time.process_time()
+    _, calls = PYTHONIC.parse(f"[{', '.join('f(a=1)' for _ in range(3000))}]")
+    assert len(calls) == 3000
+    assert PYTHONIC.parse("\n" * 100_000 + "x")[1] == ()
+    assert time.process_time() - start < 5  # it was minutes
+
+
+def test_the_text_of_a_broken_call_is_its_own_also_behind_line_breaks_and_long_characters():
+    _, calls = PYTHONIC.parse('[é(a="é\x0c"),\r  g(\n b=home), "no call"]')
+    assert [type(call) for call in calls] == [ToolCall, MalformedCall, MalformedCall]
+    assert [call.text for call in calls[1:]] == ["g(\n b=home)", '"no call"']
+
+
+@pytest.mark.parametrize(
+    ("style", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1, "a": 2}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "name": "f", "arguments": {"a": 1}}</tool_call>'),
+        ("llama3", '{"name": "f", "parameters": {"x": {"a": 1, "a": 1}}}'),
+        ("mistral_v11", '[TOOL_CALLS]f[ARGS]{"a": 1, "a": 2}'),
+        ("pythonic", "[f(x={'a': 1, 'a': 2})]"),
+    ],
+)
+def test_a_key_that_stands_twice_is_no_call(style, text):
+    _, [call] = STYLES[style].parse(text)
+    assert isinstance(call, MalformedCall)
+    assert "stands twice" in call.error

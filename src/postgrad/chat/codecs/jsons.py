@@ -71,4 +71,14 @@ def _finite(text: str) -> float:
     return value
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+def object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises `ValueError` where a key stands twice: which of its values is meant, nobody can say."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return found
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=object_of_pairs)

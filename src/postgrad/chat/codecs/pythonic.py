@@ -16,14 +16,14 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from postgrad.chat.codecs.jsons import dumps, require_text
+from postgrad.chat.codecs.jsons import dumps, object_of_pairs, require_text
 from postgrad.chat.codecs.style import Call, CallStyle, CannotWrite, Parsed, joined, outside
 from postgrad.types import MalformedCall, ToolCall
 
 _MARKERS = ("<|python_start|>", "<|python_end|>", "<|tool_call_start|>", "<|tool_call_end|>")  # Llama 4's, LFM2's
 _MARKER = re.compile("|".join(map(re.escape, _MARKERS)))
 _NAME = r"[^\W\d]\w*"
-_OPENING = re.compile(rf"(?:^|{_MARKER.pattern})\s*\[(?=\s*{_NAME}(?:\.{_NAME})*\s*\()", re.MULTILINE)
+_OPENING = re.compile(rf"(?:^[^\S\n]*|(?:{_MARKER.pattern})\s*)\[(?=\s*{_NAME}(?:\.{_NAME})*\s*\()", re.MULTILINE)
 _PIECE = re.compile(
     r'"""(?:\\.|[^\\])*?"""'
     r"|'''(?:\\.|[^\\])*?'''"
@@ -116,11 +116,26 @@ def _read_list(text: str, *, start: int) -> list[Call]:
         return [MalformedCall(text, f"not a Python list of calls: {str(error) or 'nested too deeply'}")]
     if not isinstance(tree, ast.List):
         return [MalformedCall(text, "calls are written [name(argument=value), ...]")]
-    return [_read_call(item, text, index=start + place) for place, item in enumerate(tree.elts)]
+    source = _Source(text)
+    return [_read_call(item, source.of(item), index=start + place) for place, item in enumerate(tree.elts)]
 
 
-def _read_call(node: ast.expr, text: str, *, index: int) -> Call:
-    written = ast.get_source_segment(text, node) or text
+class _Source:
+    """Gives the text of a node. `ast.get_source_segment` reads all of the text for each."""
+
+    def __init__(self, text: str) -> None:
+        self._data = text.encode()
+        ends = (ending.end() for ending in re.finditer(rb"\r\n?|\n", self._data))  # Python's lines
+        self._lines = [0, *ends]
+
+    def of(self, node: ast.expr) -> str:
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        start = self._lines[node.lineno - 1] + node.col_offset
+        return self._data[start : self._lines[node.end_lineno - 1] + node.end_col_offset].decode()
+
+
+def _read_call(node: ast.expr, written: str, *, index: int) -> Call:
     name = _name(node.func) if isinstance(node, ast.Call) else ""
     if not isinstance(node, ast.Call) or not name:
         return MalformedCall(written, "only calls stand in the list: [name(argument=value), ...]")
@@ -139,10 +154,11 @@ def _read_call(node: ast.expr, text: str, *, index: int) -> Call:
 
 def _name(node: ast.expr) -> str:
     """`math.factorial`, or "" when the node is no dotted name."""
-    if isinstance(node, ast.Name):
-        return node.id
-    inner = _name(node.value) if isinstance(node, ast.Attribute) else ""
-    return f"{inner}.{node.attr}" if isinstance(node, ast.Attribute) and inner else ""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
 def _value(node: ast.expr) -> Any:
@@ -159,7 +175,7 @@ def _value(node: ast.expr) -> Any:
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return [_value(item) for item in items]
         case ast.Dict(keys=keys, values=values):
-            return {_key(key): _value(value) for key, value in zip(keys, values, strict=True)}
+            return object_of_pairs([(_key(key), _value(value)) for key, value in zip(keys, values, strict=True)])
     raise ValueError(f"an argument is a literal value, not {ast.unparse(node)[:60]}")
 
 
