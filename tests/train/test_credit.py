@@ -206,11 +206,30 @@ def test_a_hook_gives_rollouts_or_their_tokens_an_advantage():
         ([1.0, [1.0, 2.0]], r"d:1, sample 1: loss.advantages returned \(2,\) numbers for 4 sampled tokens"),
         ([1.0, math.nan], "not finite"),
         ([[1.0, 2.0, math.inf], 0.0], "d:1, sample 0: .* not finite"),
+        (None, "returned NoneType, which is no list of entries"),
+        (1.0, "returned float, which is no list"),
+        ("ab", "returned str, which is no list"),
+        ({0: 1.0, 1: 1.0}, "returned dict, which is no list"),
+        (torch.tensor(1.0), "returned Tensor, which is no list"),
+        (["a", 1.0], "sample 0: loss.advantages returned str for a rollout, which is neither"),
+        ([[[1.0], [1.0, 2.0]], 1.0], "sample 0: loss.advantages returned list for a rollout, which is neither"),
     ],
 )
 def test_what_a_hook_returns_is_checked(returned, message):
     with pytest.raises(RunError, match=message):
         judged([rollout(0, 1), rollout(1, 2)], [[1.0], [0.0]], hook=lambda group, rewards: returned)
+
+
+def test_a_hook_that_raises_is_named_with_the_place_where_it_did():
+    with pytest.raises(RunError, match=r"d:1: loss.advantages raised ZeroDivisionError: .*test_credit.py:\d+ in <lambda>"):
+        judged([rollout(0, 1)], [[1.0]], hook=lambda group, rewards: 1 / 0)
+
+
+@pytest.mark.parametrize("credit", ["rollout", "turn", "state"])
+def test_where_nobody_wrote_anything_nobody_is_credited(credit):
+    nothing = [replace(rollout(sample, 0), stop=StopReason.INFRASTRUCTURE) for sample in range(2)]
+    found = judged(nothing, [[math.nan], [math.nan]], credit=credit)
+    assert found.advantages == [0.0, 0.0]
 
 
 # ---- the recipe

@@ -14,6 +14,7 @@ stands on each turn.
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,8 @@ def by_state(groups: Sequence[Group], scores: Scores, values: Floats, compare: C
     for number, rollout in enumerate(rollouts):
         for turn, state in enumerate(states(rollout)):
             alike.setdefault((number // scores.group_size, state), []).append((number, turn))
+    if not alike:  # nobody wrote anything
+        return _over_tokens(rollouts, np.zeros(there.shape), np.zeros((*there.shape, values.shape[1])))
     size = max(map(len, alike.values()))
     table = np.full((len(alike) * size, values.shape[1]), np.nan)
     places = [(row * size + column, place) for row, members in enumerate(alike.values()) for column, place in enumerate(members)]
@@ -140,18 +143,34 @@ def _over_tokens(rollouts: Sequence[Rollout], advantages: Floats, shares: Floats
 
 
 def _asked(hook: Hook, group: Group, rewards: Mapping[str, Sequence[float]]) -> Sequence[float | Sequence[float]]:
-    given = list(hook(group, rewards))
-    if len(given) != len(group.rollouts):
-        raise RunError(
-            f"loss.advantages returned {len(given)} entries for {len(group.rollouts)} rollouts",
-            where=group.prompt.row,
-            hint="return one entry per rollout of the group: a number, or one number per sampled token",
-        )
-    return given
+    hint = "return one entry per rollout of the group: a number, or one number per sampled token"
+    given: Any = None
+    try:
+        given = hook(group, rewards)
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"loss.advantages raised {type(error).__name__}: {error} ({frame.filename}:{frame.lineno} in {frame.name})"
+        raise RunError(what, where=group.prompt.row) from error
+    try:
+        entries: list[Any] = [] if isinstance(given, str | bytes | Mapping) else list(given)
+    except TypeError:
+        entries = []
+    if not entries:
+        raise RunError(f"loss.advantages returned {type(given).__name__}, which is no list of entries", where=group.prompt.row, hint=hint)
+    if len(entries) != len(group.rollouts):
+        what = f"loss.advantages returned {len(entries)} entries for {len(group.rollouts)} rollouts"
+        raise RunError(what, where=group.prompt.row, hint=hint)
+    return entries
 
 
 def _per_token(rollout: Rollout, value: float | Sequence[float], *, where: str) -> list[float]:
-    numbers = np.asarray(value, dtype=np.float64)
+    try:
+        numbers = np.asarray(value, dtype=np.float64)
+    except Exception as error:  # text, lists of unequal lengths, a tensor that needs a gradient
+        what = f"loss.advantages returned {type(value).__name__} for a rollout, which is neither a number nor a list of numbers"
+        raise RunError(
+            f"{what}: {error}", where=where, hint="return a number for a rollout, or one number per sampled token, turn after turn"
+        ) from error
     if numbers.shape not in ((), (rollout.sampled_tokens,)):
         raise RunError(
             f"loss.advantages returned {numbers.shape} numbers for {rollout.sampled_tokens} sampled tokens",

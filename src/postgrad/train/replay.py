@@ -83,12 +83,12 @@ def replay(path: Path, *, overrides: Sequence[str] = (), out: TextIO | None = No
     if not steps:
         raise DataError("there are no rollouts in this run", where=str(path / "rollouts"), hint="let it take a step first")
     named = setup.load_recipe_rewards(recipe, loaded.base)
-    toolbox = load_tools(recipe.tools, loaded.base, allow_unsafe_exec=recipe.allow_unsafe_exec, to_run=False)
     hook = load_attribute(recipe.loss.advantages, loaded.base) if isinstance(recipe, GRPORecipe) and recipe.loss.advantages else None
     old: list[Numbers] = []
     new: list[Numbers] = []
     failures: list[RewardFailure] = []
-    with Scorer(named.functions) as scorer:
+    tools = load_tools(recipe.tools, loaded.base, allow_unsafe_exec=recipe.allow_unsafe_exec, to_run=False)
+    with tools as toolbox, Scorer(named.functions) as scorer:
         judges = Judges(scorer, named.models(recipe.dtype), toolbox.specs)
         for step in steps:
             records = RunDirectory(path).read_rollouts(step)
