@@ -81,6 +81,35 @@ def test_a_line_that_was_cut_off_is_as_if_it_had_not_been_written(tmp_path):
         assert found.result.content == "two"
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["5", '"begun"', "null", "[]", "{}", '{"begun": 1}', '{"begun": "%s"}', '{"ended": "%s", "content": 3}', "[" * 100_000, "\x00\x00"],
+)  # fmt: skip
+def test_a_damaged_line_is_left_out_and_said(tmp_path, caplog, line):
+    path = tmp_path / "j.jsonl"
+    journal = FileJournal(path)
+    journal.begun(PLACE, CALL)
+    journal.ended(PLACE, ToolResult(CALL, "one"))
+    journal.close()
+    path.write_bytes(path.read_bytes() + line.replace("%s", str(PLACE)).encode() + b"\n")
+    found = FileJournal(path).find(PLACE, CALL)
+    assert found is not None
+    assert found.result == ToolResult(CALL, "one")
+    assert f"{path}:3 is no record of a call" in caplog.text
+
+
+def test_a_call_whose_beginning_was_damaged_may_have_taken_effect(tmp_path):
+    path = tmp_path / "j.jsonl"
+    journal = FileJournal(path)
+    journal.begun(PLACE, CALL)
+    journal.ended(PLACE, ToolResult(CALL, "one"))
+    journal.close()
+    path.write_bytes(b"x" + path.read_bytes())
+    found = FileJournal(path).find(PLACE, CALL)
+    assert found is not None
+    assert found.result is None
+
+
 # ---- a step that is done again
 
 

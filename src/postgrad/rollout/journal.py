@@ -14,6 +14,7 @@ What is recorded for a place counts only while the model asks the same there.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from postgrad.types import ToolCall, ToolResult
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -103,7 +106,8 @@ def no_journals(step: int) -> AbstractContextManager[Journal]:
 
 
 class FileJournal:
-    """A file of JSON lines, one write each. A line that was cut off while it was written is dropped. Made by the first line."""
+    """A file of JSON lines, one write each. A line that was cut off while it was written, or damaged since, is as if it had not been
+    written: of a call whose end is lost nobody knows what became of it. Made by the first line."""
 
     keeps = True
 
@@ -115,7 +119,9 @@ class FileJournal:
 
     def find(self, place: CallPlace, call: ToolCall) -> Recorded | None:
         begun, ended = self._found.get(str(place), (None, None))
-        if begun is None or begun["name"] != call.name or begun["arguments"] != call.arguments:
+        if begun is None:  # where the line of its beginning was damaged, only that there was a call is known
+            return None if ended is None else Recorded(None)
+        if begun["name"] != call.name or begun["arguments"] != call.arguments:
             return None
         if ended is None:
             return Recorded(None)
@@ -151,7 +157,8 @@ class FileJournal:
                 self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
                 if _torn(self._path):
                     os.write(self._file, b"\n")
-            os.write(self._file, line)
+            while line:  # a full disk takes a part first, and then says so
+                line = line[os.write(self._file, line) :]
 
 
 def _torn(path: Path) -> bool:
@@ -169,13 +176,28 @@ def _read(path: Path) -> dict[str, tuple[Mapping[str, Any] | None, Mapping[str, 
     found: dict[str, tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]] = {}
     if not path.exists():
         return found
-    for line in path.read_bytes().splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if "begun" in record:
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        record = _record(line)
+        if record is None:
+            log.warning("%s:%d is no record of a call (cut off, or damaged) and is left out", path, number)
+        elif "begun" in record:
             found[record["begun"]] = (record, None)
         else:
             found[record["ended"]] = (found.get(record["ended"], (None, None))[0], record)
     return found
+
+
+_BEGUN: Mapping[str, type | tuple[type, ...]] = {"begun": str, "name": str, "arguments": dict}
+_ENDED: Mapping[str, type | tuple[type, ...]] = {"ended": str, "content": str, "error": str, "seconds": (int, float)}
+
+
+def _record(line: bytes) -> Mapping[str, Any] | None:
+    """None for what is no record."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(record, dict) and any(
+        all(isinstance(record.get(key), kind) for key, kind in keys.items()) for keys in (_BEGUN, _ENDED)
+    )
+    return record if whole else None
