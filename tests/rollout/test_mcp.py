@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -28,6 +29,26 @@ pytest.importorskip("mcp")
 
 START_S = 120.0  # on a busy machine
 PROGRAM = [sys.executable, str(Path(__file__).parent / "servers" / "mcp_server.py")]
+
+
+def test_a_list_of_tools_that_names_one_twice_or_never_ends_is_refused() -> None:
+    from types import SimpleNamespace
+
+    from postgrad.rollout.items import MCPServer
+    from postgrad.rollout.mcp_session import _Session
+    from postgrad.rollout.mcp_tools import _listed
+
+    twice = SimpleNamespace(tools=lambda: [SimpleNamespace(name="look"), SimpleNamespace(name="look")])
+    with pytest.raises(RecipeError, match="the server lists two tools called 'look'"):
+        _listed(twice, MCPServer(command=["x"]), "tools[0]")  # type: ignore[arg-type]
+
+    async def page(cursor: str | None) -> SimpleNamespace:
+        return SimpleNamespace(tools=[], next_cursor="more")
+
+    session = _Session()
+    session._client = SimpleNamespace(list_tools=page)  # type: ignore[assignment]
+    with pytest.raises(ConnectionError, match="more than 100 pages"):
+        asyncio.run(session.tools())
 
 
 class HTTPServer:

@@ -433,3 +433,60 @@ def test_retry_is_refused_for_what_http_does_not_call_idempotent(load: Any) -> N
     with pytest.raises(RecipeError, match="`makeItem` is not known to be idempotent"):
         load({"retry": 1})
     assert load({"retry": 1, "idempotent": True}).by_name["makeItem"].options.retry == 1
+
+
+# ---- documents of others
+
+
+def document(operation: Any, path: str = "/a", **more: Any) -> dict[str, Any]:
+    return {"openapi": "3.1.0", "servers": [{"url": "http://127.0.0.1:1"}], "paths": {path: {"post": operation}}, **more}
+
+
+def taking(schema: Any) -> dict[str, Any]:
+    return {"operationId": "f", "requestBody": {"content": {"application/json": {"schema": schema}}}}
+
+
+WIDE = {
+    f"S{i}": {"type": "object", "properties": {side: {"$ref": f"#/components/schemas/S{i + 1}"} for side in "ab"}} for i in range(30)
+} | {"S30": {"type": "string"}}
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (document(None), "`post` is no mapping"),
+        (document({"operationId": "???"}), "operationId without letters"),
+        (document({"operationId": "f"}, "/a/{id}"), "operation `f` has {id} in its path and no path parameter"),
+        (document({"operationId": "f", "parameters": [{"in": "query"}]}), "`f` is not written as OpenAPI wants it: KeyError: 'name'"),
+        (document({"operationId": "f", "parameters": [{"name": 5, "in": "query"}]}), "the name 5 of a parameter is no text"),
+        (document({"operationId": "f", "requestBody": {"content": {"application/json": None}}}), "not written as OpenAPI wants it"),
+        (document({"operationId": "f", "summary": 5}), "not written as OpenAPI wants it"),
+        (document(taking("text")), "'text' is no schema"),
+        (document(taking({"type": "object", "properties": {"n": {}}, "required": "n"})), "no valid JSON Schema"),
+        (document({"operationId": "f"}, servers=["http://x"]), "`servers` is not a list of mappings"),
+        (document(taking({"$ref": "#/components/schemas/A"}), components={"schemas": {"A": {"$ref": "#/components/schemas/A"}}}), "itself"),
+        (document(taking({"$ref": "#/components/schemas/S0"}), components={"schemas": WIDE}), "more than 20000 parts"),
+    ],
+)  # fmt: skip
+def test_a_document_that_is_none_is_told_with_its_operation(tmp_path: Path, written: Any, message: str) -> None:
+    (tmp_path / "odd.json").write_text(json.dumps(written))
+    with pytest.raises(RecipeError, match=message):
+        load_tools([{"openapi": {"document": "odd.json"}}], tmp_path)
+
+
+def test_a_date_in_yaml_is_text(tmp_path: Path) -> None:
+    schema = "{type: string, default: 2020-01-01}"
+    text = (
+        f"openapi: 3.1.0\nservers: [{{url: http://x}}]\npaths: {{/a: {{get: {{parameters: [{{name: d, in: query, schema: {schema}}}]}}}}}}"
+    )
+    (tmp_path / "a.yaml").write_text(text)
+    toolbox = load_tools([{"openapi": {"document": "a.yaml"}}], tmp_path)
+    assert toolbox.specs[0].parameters["properties"]["d"]["default"] == "2020-01-01"
+    assert toolbox.fingerprint
+
+
+def test_a_schema_without_end_is_an_error_that_the_model_reads(tmp_path: Path) -> None:
+    endless = {"A": {"allOf": [{"$ref": "#/components/schemas/A"}]}}
+    (tmp_path / "a.json").write_text(json.dumps(document(taking({"$ref": "#/components/schemas/A"}), components={"schemas": endless})))
+    result = ask(load_tools([{"openapi": {"document": "a.json"}}], tmp_path), "f", body={})
+    assert (result.error, result.content) == (ErrorKind.ARGUMENTS, "error: f: the arguments are nested too deeply")

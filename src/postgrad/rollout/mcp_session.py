@@ -197,8 +197,8 @@ class _Session:
             found += page.tools
             cursor = page.next_cursor
             if cursor is None:
-                break
-        return found
+                return found
+        raise ConnectionError(f"lists its tools on more than {_PAGES} pages, and no end is in sight")
 
     async def call(self, name: str, arguments: dict[str, Any], seconds: float) -> types.CallToolResult:
         assert self._client is not None

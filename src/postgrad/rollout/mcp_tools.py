@@ -54,10 +54,15 @@ def from_server(item: MCPServer, base: Path, *, where: str) -> Made:
 
 def _listed(connection: Connection, item: MCPServer, where: str) -> dict[str, types.Tool]:
     try:
-        listed = {tool.name: tool for tool in connection.tools()}
+        found = connection.tools()
     except InfrastructureError as error:
         hint = "start the command by hand to see what it says" if item.command else "is the server running, and is this its URL?"
         raise RecipeError(str(error), where=where, hint=hint) from error
+    listed = {tool.name: tool for tool in found}
+    if len(listed) < len(found):
+        names = [tool.name for tool in found]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RecipeError(f"the server lists two tools called {twice!r}", where=where, hint="which one would be called, nobody can say")
     if not listed:
         raise RecipeError("the server has no tools", where=where, hint="leave the entry out")
     return listed
@@ -68,8 +73,8 @@ def _tool(listed: types.Tool, function: Callable[..., Any], item: MCPServer, whe
     description = listed.description or listed.title or listed.name
     hints = listed.annotations
     idempotent = hints is not None and bool(hints.idempotent_hint or hints.read_only_hint)
-    spec = ToolSpec(name, description, compact_schema(listed.input_schema))
     arguments = SchemaArguments(listed.input_schema, tool=name, where=where)
+    spec = ToolSpec(name, description, compact_schema(listed.input_schema))
     return Tool(spec, arguments, function, ToolOptions(idempotent=idempotent), environment)
 
 

@@ -81,8 +81,8 @@ def _read(name: str, base: Path) -> tuple[Mapping[str, Any], str]:
                 f"the OpenAPI document cannot be read: {error}", where=name, hint="the path is relative to the recipe"
             ) from error
     try:
-        document = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError) as error:
+        document = json.loads(text) if text.lstrip().startswith("{") else json.loads(json.dumps(yaml.safe_load(text), default=str))
+    except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:  # what YAML has beyond JSON: dates are text, keys are text
         raise RecipeError(f"the OpenAPI document is neither JSON nor YAML: {error}", where=name) from error
     version = str(document.get("openapi", "")) if isinstance(document, dict) else ""
     if not version.startswith(("3.0", "3.1")):
@@ -107,10 +107,14 @@ def _fetch(url: str) -> str:
 
 def _server(servers: list[Any], place: str, where: str) -> str:
     """The first server's URL, with the defaults of its variables."""
-    first: Any = servers[0] if servers else {}
-    url = str(first.get("url", ""))
-    for name, variable in (first.get("variables") or {}).items():
-        url = url.replace(f"{{{name}}}", str(variable.get("default", "")))
+    try:
+        first: Any = servers[0] if servers else {}
+        url = str(first.get("url", ""))
+        for name, variable in (first.get("variables") or {}).items():
+            url = url.replace(f"{{{name}}}", str(variable.get("default", "")))
+    except (AttributeError, KeyError, TypeError) as error:
+        what = "`servers` is not a list of mappings with a url"
+        raise RecipeError(what, where=where, hint="write openapi.base_url: https://…") from error
     full = urljoin(place, url or "/") if place else url
     if not urlsplit(full).scheme:
         raise RecipeError("the document does not say where the API is", where=where, hint="write openapi.base_url: https://…")

@@ -21,6 +21,8 @@ _IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})  # the
 _STYLES = {"path": ("simple",), "header": ("simple",), "query": ("form", "spaceDelimited", "pipeDelimited", "deepObject")}
 _NO_SCHEMA = frozenset({"example", "examples", "xml", "externalDocs", "discriminator", "deprecated", "readOnly", "writeOnly"})
 _DATA = frozenset({"enum", "const", "default"})
+_MOST_PARTS = 20_000
+"""Schemas within the schema of one operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,32 @@ def read_operations(document: Mapping[str, Any], *, where: str, given: Given) ->
         for method in METHODS:
             if method not in item:
                 continue
-            name = _name(item[method].get("operationId") or f"{method}{path}")
+            said = _mapping(item, method, f"{where}, path {path}")
+            name = _name(str(said.get("operationId") or f"{method}{path}"))
+            if not name:
+                raise RecipeError(f"{method.upper()} {path} has an operationId without letters", where=where, hint="give it another")
             if name in found:
                 raise RecipeError(f"two operations are called `{name}`", where=where, hint="give each an operationId of its own")
-            found[name] = partial(_operation, document, name, method, path, item, where=where, given=given)
+            found[name] = partial(_read_operation, document, name, method, str(path), item, where=where, given=given)
     if not found:
         raise RecipeError("the document has no operations", where=where)
     return found
+
+
+def _read_operation(
+    document: Mapping[str, Any], name: str, method: str, path: str, item: Mapping[str, Any], *, where: str, given: Given
+) -> Operation:
+    """The document is somebody else's, so anything can stand anywhere: what does not fit the specification is told, with its operation."""
+    try:
+        operation = _operation(document, name, method, path, item, where=where, given=given)
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        what = f"operation `{name}` is not written as OpenAPI wants it: {type(error).__name__}: {error}"
+        raise RecipeError(what, where=where, hint="check the document with an OpenAPI validator, or leave the operation out") from error
+    named = {parameter.name for parameter in operation.parameters.values() if parameter.place == "path"}
+    if missing := next((part for part in re.findall(r"{([^{}]*)}", path) if part not in named), None):
+        hint = "add it to the operation's parameters, or leave the operation out"
+        raise RecipeError(f"operation `{name}` has {{{missing}}} in its path and no path parameter of that name", where=where, hint=hint)
+    return operation
 
 
 def _operation(
@@ -88,7 +109,9 @@ def _operation(
     for raw in _parameters(item, said, document, where):
         if _left_out(raw, given, f"operation `{name}`", where):
             continue
-        argument = raw["name"] if raw["name"] not in properties else f"{raw['name']}_{raw['in']}"
+        if not isinstance(raw["name"], str):
+            raise TypeError(f"the name {raw['name']!r} of a parameter is no text")
+        argument = raw["name"] if raw["name"] not in properties else _unused(f"{raw['name']}_{raw['in']}", properties)
         parameters[argument] = _parameter(raw, f"operation `{name}`", where)
         properties[argument] = _described(schemas.of(_schema_of(raw)), raw.get("description"))
         required += [argument] if raw.get("required") or raw["in"] == "path" else []
@@ -111,7 +134,7 @@ def _operation(
 
 def _parameters(item: Mapping[str, Any], said: Mapping[str, Any], document: Mapping[str, Any], where: str) -> list[Mapping[str, Any]]:
     """Those of the path, replaced by the operation's of the same name and place."""
-    both = [_resolved(raw, document, where) for raw in (*item.get("parameters", ()), *said.get("parameters", ()))]
+    both = [_resolved(raw, document, where) for raw in (*(item.get("parameters") or ()), *(said.get("parameters") or ()))]
     return list({(raw["name"], raw["in"]): raw for raw in both}.values())
 
 
@@ -200,9 +223,12 @@ class Schemas:
         self._document, self._where = document, where
         self._old = str(document.get("openapi", "")).startswith("3.0")
         self._names: dict[str, str] = {}
+        self._parts = 0
         self.shared: dict[str, Any] = {}
 
     def of(self, schema: Any) -> dict[str, Any]:
+        if not isinstance(schema, dict | bool):
+            raise TypeError(f"{schema!r} is no schema")
         written = self._written(schema, ())
         return written if isinstance(written, dict) else {} if written else {"not": {}}
 
@@ -211,6 +237,10 @@ class Schemas:
             return [self._written(item, path) for item in node]
         if not isinstance(node, dict):
             return node
+        self._parts += 1
+        if self._parts > _MOST_PARTS:
+            what = f"a schema has more than {_MOST_PARTS} parts once its references are written out"
+            raise RecipeError(what, where=self._where, hint="no model reads that much: leave the operation out with openapi.exclude")
         reference = node.get("$ref")
         if isinstance(reference, str):
             return self._referred(reference, node, path)
@@ -219,7 +249,7 @@ class Schemas:
             for key, value in node.items()
             if key not in _NO_SCHEMA and not key.startswith("x-")
         }
-        if "required" in written and "properties" in written:
+        if isinstance(written.get("required"), list) and "properties" in written:
             hidden = set(node["properties"]) - set(written["properties"])
             written["required"] = [name for name in written["required"] if name not in hidden]
         return _translated(written) if self._old else written

@@ -35,6 +35,10 @@ class SchemaArguments:
         for reference in _references(schema):
             if not _leads_somewhere(reference, schema):
                 raise RecipeError(f"tool `{tool}`: its arguments' schema refers to {reference!r}, which it does not contain", where=where)
+            if _leads_to_itself(reference, schema):
+                raise RecipeError(
+                    f"tool `{tool}`: in its arguments' schema {reference!r} refers to itself and to nothing else", where=where
+                )
         self._validator = kind(schema, registry=Registry())  # one that fetches nothing
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,7 +47,10 @@ class SchemaArguments:
             json.dumps(dict(arguments), allow_nan=False)
         except (ValueError, TypeError, RecursionError) as error:
             raise ArgumentError(f"the arguments are not valid JSON: {error}") from error
-        found = [text for error in self._validator.iter_errors(dict(arguments)) for text in _texts(error)]
+        try:
+            found = [text for error in self._validator.iter_errors(dict(arguments)) for text in _texts(error)]
+        except RecursionError as error:
+            raise ArgumentError("the arguments are nested too deeply") from error
         problems = list(dict.fromkeys(found))  # each of two missing properties is reported with both
         if problems:
             more = [f"and {len(problems) - _SHOWN_PROBLEMS} more"] if len(problems) > _SHOWN_PROBLEMS else []
@@ -115,6 +122,18 @@ def _leads_somewhere(reference: str, schema: Any) -> bool:
         point(schema, reference)
     except (KeyError, IndexError, TypeError, ValueError):
         return False
+    return True
+
+
+def _leads_to_itself(reference: str, schema: Any) -> bool:
+    """True where following references never comes to anything but references: no value could be held against that."""
+    seen: set[str] = set()
+    while reference not in seen:
+        seen.add(reference)
+        found = schema if reference == "#" else point(schema, reference)
+        if not isinstance(found, Mapping) or not isinstance(found.get("$ref"), str) or not _leads_somewhere(found["$ref"], schema):
+            return False
+        reference = found["$ref"]
     return True
 
 
