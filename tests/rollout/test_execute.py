@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from postgrad.rollout import ErrorKind, InfrastructureError, make_toolbox, tool
+from postgrad.rollout import ErrorKind, InfrastructureError, ToolError, make_toolbox, tool
 from postgrad.rollout.execute import Call, ToolLimits, execute
 from postgrad.rollout.pool import Expired, Job, Returned, _Attempt, run_lanes
 from postgrad.rollout.results import result_text, shorten
@@ -116,6 +116,55 @@ def test_an_exception_that_cannot_print_itself_is_still_named() -> None:
 
     [result] = run(ToolCall("explode", {}), tools=(explode,))
     assert result.content == "error: explode: Broken"
+
+
+@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt])
+def test_an_exception_that_ends_the_program_when_it_is_printed_ends_nothing(raised: type[BaseException]) -> None:
+    class Fatal(Exception):
+        def __str__(self) -> str:
+            raise raised
+
+    class FatalForTheModel(ToolError):
+        def __str__(self) -> str:
+            raise raised
+
+    def explode(model: bool) -> None:
+        """Explode."""
+        raise FatalForTheModel("x") if model else Fatal
+
+    results = run(ToolCall("explode", {"model": False}), ToolCall("explode", {"model": True}), tools=(explode,))
+    assert [(result.error, result.content) for result in results] == [
+        ("raised", "error: explode: Fatal"),
+        ("raised", "error: explode: "),
+    ]
+
+
+def test_a_tool_error_of_ones_own_needs_no_constructor_of_ours() -> None:
+    class NoSuchCity(ToolError):
+        def __init__(self, city: str) -> None:
+            self.city = city
+
+    def find(city: str) -> None:
+        """Find."""
+        raise NoSuchCity(city)
+
+    [result] = run(ToolCall("find", {"city": "Oslo"}), tools=(find,))
+    assert (result.error, result.content) == (ErrorKind.RAISED, "error: find: Oslo")
+    with pytest.raises(ValueError, match="weird"):
+        ToolError("x", kind="weird")  # type: ignore[arg-type]
+
+
+def test_a_result_that_cannot_be_written_is_an_answer_and_not_the_end_of_the_run() -> None:
+    def power(kind: str) -> object:
+        """Give something odd."""
+        view = memoryview(b"x")
+        view.release()
+        return {"int": 10**5000, "inside": {"a": [10**5000]}, "view": view, "exit": (sys.exit(1) for _ in range(1))}[kind]
+
+    for kind in ("int", "inside", "view", "exit"):
+        [result] = run(ToolCall("power", {"kind": kind}), tools=(power,))
+        assert result.error == ErrorKind.OUTPUT, kind
+        assert "which cannot be written as JSON: " in result.content
 
 
 def test_an_infrastructure_error_is_a_kind_of_its_own() -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from postgrad.chat import ChatFormat
+from postgrad.errors import RunError
 from postgrad.protocols import SamplingParams, TurnRequest
 from postgrad.rollout import RolloutConfig, collect, make_toolbox, tool
 from postgrad.rollout.episode import start_seed
@@ -209,3 +210,58 @@ def test_an_environment_with_snapshots_goes_on_from_the_last_and_repeats_nothing
     assert Saved.effects == list(range(kept_turns, 3))
     assert [result.content for result in again[0].rollouts[0].tool_results] == ["at 1", "at 2", "at 3"]
     assert again[0].rollouts[0].environment_reward == first[0].rollouts[0].environment_reward == 1.0
+
+
+# ---- environments that fail
+
+
+class Bare:
+    def step(self) -> str:
+        """Take a step."""
+        return "ok"
+
+
+def raising(error: BaseException) -> Any:
+    def raise_it(*_: Any) -> Any:
+        raise error
+
+    return raise_it
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"done": property(raising(SystemExit(1)))}, "Bare.done: SystemExit: 1"),
+        ({"done": property(raising(AttributeError("typo")))}, "Bare.done: AttributeError: typo"),
+        ({"reward": property(raising(AttributeError("typo")))}, "Bare.reward: AttributeError: typo"),
+        ({"reward": 10**400}, "Bare.reward is a finite number or None, not int .OverflowError"),
+        ({"get_reward": raising(SystemExit(1))}, "Bare.get_reward: SystemExit: 1"),
+        ({"reset": raising(ValueError("no level 9")), "close": raising(AttributeError("never opened"))}, "reset: ValueError: no level 9"),
+        ({"reset": lambda self: setattr(self, "done", True)}, "Bare is done as soon as it was reset"),
+        ({"reset": lambda self: "word " * 900}, "reset: with what it returned, the prompt has .* tokens, the model takes 700"),
+    ],
+)  # fmt: skip
+def test_what_an_environment_does_wrong_is_told_in_its_own_words_and_spoils_its_rollout(members, message) -> None:
+    with pytest.raises(RunError, match=f"failed twice: .*{message}"):
+        groups_of([call("step"), "done"], type("Bare", (Bare,), members), max_context_tokens=700)
+
+
+def test_a_property_that_cannot_say_anything_before_the_first_call_is_asked_after_it() -> None:
+    class Later(Bare):
+        def step(self) -> str:
+            """Take a step."""
+            self.taken = True
+            return "ok"
+
+        @property
+        def done(self) -> bool:
+            return self.taken
+
+    [[rollout]] = [group.rollouts for group in groups_of([call("step"), "done"], Later)]
+    assert rollout.stop is StopReason.ENVIRONMENT
+
+
+def test_a_deadline_longer_than_a_system_can_wait_is_waited_for_all_the_same() -> None:
+    assert results_of([call("step"), "done"], Bare, tool_deadline_s=1e300) == [("ok", "")]
+    with pytest.raises(ValueError, match="tool_deadline_s must be finite"):
+        RolloutConfig(group_size=1, max_tokens=1, tool_deadline_s=float("inf"))

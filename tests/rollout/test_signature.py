@@ -302,3 +302,32 @@ def test_text_that_only_looks_like_a_section_stays_text() -> None:
 @given(st.text())
 def test_no_docstring_makes_the_reader_fail(text: str) -> None:
     parse_docstring(text)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "message"),
+    [
+        ("math.nothing", "cannot be read: NameError|a type in its signature is unknown"),
+        ("int |", "a type in its signature cannot be read: SyntaxError"),
+        ("int | 'text'", "a type in its signature cannot be read: TypeError"),
+        (Annotated[str, Field(pattern="(")], "a type that cannot be: SchemaError"),
+        (Literal[()], "a type that cannot be: "),
+    ],
+)
+def test_a_type_that_cannot_be_is_told_and_is_no_bug(annotation: Any, message: str) -> None:
+    def f(x: int) -> int:
+        """Do."""
+        return x
+
+    f.__annotations__["x"] = annotation
+    with pytest.raises(RecipeError, match=message):
+        read_signature(f, name="f", where="tools.py:f")
+
+
+def test_an_async_generator_is_refused() -> None:
+    async def f(x: int) -> Any:
+        """Do."""
+        yield x
+
+    with pytest.raises(RecipeError, match="async generator"):
+        read_signature(f, name="f", where="tools.py:f")

@@ -332,3 +332,30 @@ def test_a_schema_that_cannot_be_checked_is_a_recipe_error(schema: dict[str, Any
 def test_references_within_a_schema_are_followed() -> None:
     schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/Node"}}, "$defs": {"Node": {"type": "object", "required": ["n"]}}}
     assert problems(schema, {"x": {}}) == "missing required argument 'x.n'"
+
+
+# ---- files of careless users
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("class Odd(BaseException): ...\nraise Odd('x')", r"cannot be imported: Odd: x \(.*odd.py:2 in <module>"),
+        ("class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd", "cannot be imported: Odd "),
+        ("def __getattr__(name): raise ValueError('no')", "cannot be imported: ValueError: no"),
+        ("@tool(deadline_s='5')\ndef f() -> int: ...", r"deadline_s is a positive number of seconds, got '5' \(.*odd.py:2 in <module>"),
+        ("@tool(deadline_s=float('nan'))\ndef f() -> int: ...", "deadline_s is a positive number of seconds, got nan"),
+        ("@tool(max_calls=1.5)\ndef f() -> int: ...", "max_calls is a positive number, got 1.5"),
+        ("@tool(name='two words')\ndef f() -> int: ...", "name is a word without spaces, quotes and brackets, got 'two words'"),
+        ("@tool(name='')\ndef f() -> int: ...", "name is a word"),
+        ("class f:\n    reset = 5\n    def g(self) -> int:\n        'G.'", "f.reset is no method"),
+        ("class f:\n    def g() -> int:\n        'G.'", "tool `g` is a method without self"),
+        ("import abc\nclass f(abc.ABC):\n    @abc.abstractmethod\n    def g(self) -> int:\n        'G.'", "f is abstract"),
+        ("f = dict", "its parameters cannot be read"),
+    ],
+)
+def test_a_file_with_a_mistake_is_told_in_one_message(tmp_path: Path, code: str, message: str) -> None:
+    head = "from postgrad.rollout import tool\n" if "@tool" in code else ""
+    (tmp_path / "odd.py").write_text(head + code)
+    with pytest.raises(RecipeError, match=message):
+        load_tools(["odd.py:f"], tmp_path)

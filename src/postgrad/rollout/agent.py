@@ -204,7 +204,12 @@ class _Loop:
         self.sessions[slot] = session
         if session.observation:
             prompt = replace(state.prompt, messages=_with_observation(state.prompt.messages, session.observation))
-            state = replace(state, history=prompt.messages, segments=(Segment(Source.PROMPT, self._prompt_ids(prompt)),))
+            try:
+                ids = self._prompt_ids(prompt)
+            except DataError as error:  # the prompt alone was taken: it is the environment that said too much
+                self._spoil(slot, state, f"reset: with what it returned, {error.what}")
+                return
+            state = replace(state, history=prompt.messages, segments=(Segment(Source.PROMPT, ids),))
         self._go_on(slot, replace(state, ready=True))
 
     def _sampled(self, slot: int, request: TurnRequest, answer: Completion | InfrastructureError) -> None:

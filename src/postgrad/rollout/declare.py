@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
+import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from postgrad.types import ToolSpec
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _MARK = "__postgrad_tool__"
+_NAME = r"[^\s<>{}\[\]()|｜\"'`,;]+"
+"""Of a tool: what every way of writing calls can write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +42,23 @@ class ToolOptions:
     retry: int = 0
 
     def __post_init__(self) -> None:
-        if self.deadline_s is not None and self.deadline_s <= 0:
-            raise ValueError(f"deadline_s is a positive number of seconds, got {self.deadline_s}")
+        if self.deadline_s is not None and not (_is(self.deadline_s, int, float) and 0 < self.deadline_s < math.inf):
+            raise ValueError(f"deadline_s is a positive number of seconds, got {self.deadline_s!r}")
         for name in ("max_output_tokens", "max_calls"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is a positive number, got {value}")
-        if self.retry < 0:
-            raise ValueError(f"retry is how often a failed call is made again, got {self.retry}")
+            if value is not None and not (_is(value, int) and value >= 1):
+                raise ValueError(f"{name} is a positive number, got {value!r}")
+        if not (_is(self.retry, int) and self.retry >= 0):
+            raise ValueError(f"retry is how often a failed call is made again, got {self.retry!r}")
+        if self.name is not None and not (_is(self.name, str) and re.fullmatch(_NAME, self.name)):
+            raise ValueError(f"name is a word without spaces, quotes and brackets, got {self.name!r}")
         if self.retry and not self.idempotent:
             raise ValueError("retry needs idempotent=True: a call that failed may still have had its effect")
+
+
+def _is(value: Any, *kinds: type) -> bool:
+    """`True` is no number here."""
+    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def tool(

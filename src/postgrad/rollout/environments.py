@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from postgrad.errors import DataError, RecipeError
 from postgrad.rollout.declare import BoundTool, Tool, call, options_of
-from postgrad.rollout.episode import LIFECYCLE, final_reward
+from postgrad.rollout.episode import LIFECYCLE, done_at_reset, final_reward
 from postgrad.rollout.results import exception_text
-from postgrad.rollout.signature import read_signature
+from postgrad.rollout.signature import parameters_of, read_signature
 from postgrad.types import Prompt
 
 
@@ -113,8 +114,11 @@ def open_instances(environments: Sequence[Environment], reset_arguments: Sequenc
             session = ToolSession({}, (*session.instances, instance))
             observed = call(instance.reset, arguments) if hasattr(instance, "reset") else None
             observations += [_observation(observed, environment.name)] if observed is not None else []
+            if done_at_reset(instance):
+                raise ValueError(f"{environment.name} is done as soon as it was reset: it leaves the model nothing to do")
     except BaseException:
-        session.close()
+        with suppress(BaseException):  # what was made may be unfit to be closed; what went wrong first is what counts
+            session.close()
         raise
     return ToolSession({}, session.instances, "\n".join(observations))
 
@@ -129,12 +133,19 @@ def environment_tools(factory: type, index: int, *, where: str) -> list[Tool]:
     """The public methods of an environment class, the `index`-th of its toolbox. Raises `RecipeError` when it has none."""
     needed = [
         item.name
-        for item in inspect.signature(factory).parameters.values()
+        for item in parameters_of(factory, where=where)
         if item.default is item.empty and item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
     ]
     if needed:
         hint = "an environment is made without arguments; take dataset columns in `reset`"
         raise RecipeError(f"{factory.__name__} needs the argument `{needed[0]}`", where=where, hint=hint)
+    if inspect.isabstract(factory):
+        raise RecipeError(
+            f"{factory.__name__} is abstract: no instance can be made of it", where=where, hint="name a class derived from it"
+        )
+    for name in LIFECYCLE:
+        if not callable(getattr(factory, name, len)):
+            raise RecipeError(f"{factory.__name__}.{name} is no method", where=where, hint=f"postgrad calls {name}: name it otherwise")
     methods = [
         method
         for name, method in inspect.getmembers(factory, inspect.isfunction)

@@ -11,6 +11,7 @@ What an environment raises here, or says in another type, is a failure of the en
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import math
 from dataclasses import dataclass
@@ -46,15 +47,20 @@ NOTHING_SAID = Standing()
 
 def standing(instance: Any) -> Standing:
     """Where the environment stands after a call. Raises `InfrastructureError`."""
-    try:
-        done, reward = getattr(instance, "done", False), getattr(instance, "reward", None)
-    except Exception as error:
-        raise InfrastructureError(f"{type(instance).__name__}: {exception_text(error)}") from error
+    done, reward = _said(instance, "done", False), _said(instance, "reward", None)
     # Methods of these names are tools like any others.
     return Standing(
         done=False if callable(done) else _truth(done, instance),
         reward=None if reward is None or callable(reward) else _number(reward, f"{type(instance).__name__}.reward"),
     )
+
+
+def done_at_reset(instance: Any) -> bool:
+    """Whether nothing can be done from the start. What cannot be said before the first call is asked again after it."""
+    try:
+        return standing(instance).done
+    except InfrastructureError:
+        return False
 
 
 def final_reward(instance: Any) -> float | None:
@@ -65,7 +71,7 @@ def final_reward(instance: Any) -> float | None:
     name = f"{type(instance).__name__}.get_reward"
     try:
         reward = call(method, {})
-    except Exception as error:
+    except BaseException as error:
         raise InfrastructureError(f"{name}: {exception_text(error)}") from error
     return None if reward is None else _number(reward, name)
 
@@ -78,7 +84,7 @@ def take_snapshot(instance: Any) -> Any:
     try:
         state = call(instance.snapshot, {})
         same = json.loads(json.dumps(state, allow_nan=False)) == state
-    except Exception as error:
+    except BaseException as error:
         raise InfrastructureError(f"{name}: {exception_text(error)}") from error
     if state is None or not same:  # such as a tuple, or a dict with numbers for keys: it would not come back as it was
         raise InfrastructureError(f"{name} returns a JSON value (dict with text keys, list, text, number, true, false)")
@@ -89,7 +95,7 @@ def put_back(instance: Any, state: Any) -> None:
     """Bring a new instance to the state of a snapshot. Raises `InfrastructureError`."""
     try:
         call(instance.restore, {"state": state})
-    except Exception as error:
+    except BaseException as error:
         raise InfrastructureError(f"{type(instance).__name__}.restore: {exception_text(error)}") from error
 
 
@@ -104,6 +110,19 @@ def start_seed(run_seed: int, index: int) -> int:
     return int.from_bytes(hashlib.sha256(f"environment {run_seed} {index}".encode()).digest()[:4], "big")
 
 
+def _said(instance: Any, name: str, default: Any) -> Any:
+    """The attribute; `default` where there is none. A property that raises is there, also when it raises `AttributeError`."""
+    try:
+        return getattr(instance, name)
+    except AttributeError as error:
+        if not isinstance(inspect.getattr_static(instance, name, None), property):
+            return default
+        failure: BaseException = error
+    except BaseException as error:
+        failure = error
+    raise InfrastructureError(f"{type(instance).__name__}.{name}: {exception_text(failure)}") from failure
+
+
 def _truth(value: Any, instance: Any) -> bool:
     if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):  # numpy's own
         return bool(value)
@@ -111,8 +130,12 @@ def _truth(value: Any, instance: Any) -> bool:
 
 
 def _number(value: Any, name: str) -> float:
-    single = getattr(value, "item", None) if getattr(value, "shape", None) == () else None
-    number = value if single is None else single()  # a scalar of numpy or torch
-    if isinstance(number, Real) and math.isfinite(number):
-        return float(number)
-    raise InfrastructureError(f"{name} is a finite number or None, not {number!r}"[:200])
+    try:
+        single = getattr(value, "item", None) if getattr(value, "shape", None) == () else None
+        number = value if single is None else single()  # a scalar of numpy or torch
+        if isinstance(number, Real) and math.isfinite(number):
+            return float(number)
+        said = repr(number)[:100]
+    except BaseException as error:  # an integer too large for a float, or the value's own code
+        said = f"{type(value).__name__} ({exception_text(error)})"
+    raise InfrastructureError(f"{name} is a finite number or None, not {said}")

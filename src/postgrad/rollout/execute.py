@@ -19,7 +19,7 @@ from postgrad.rollout.episode import NOTHING_SAID, Standing, put_back, standing,
 from postgrad.rollout.failures import ToolError
 from postgrad.rollout.journal import CallPlace, Journal, NoJournal, calling
 from postgrad.rollout.pool import Expired, Job, Outcome, Pool, Returned
-from postgrad.rollout.results import ErrorKind, OutputError, exception_text, result_text, shorten
+from postgrad.rollout.results import ErrorKind, OutputError, exception_text, message_of, result_text, shorten
 from postgrad.rollout.signature import ArgumentError
 from postgrad.rollout.tools import BoundTool, ToolSession
 from postgrad.types import MalformedCall, ToolCall, ToolResult
@@ -223,7 +223,7 @@ def _try(bound: BoundTool, item: ToolCall, *, deadline_s: float, max_chars: int)
     except DeadlineError:
         return _Answer(_deadline_text(item, deadline_s), ErrorKind.DEADLINE)
     except ToolError as error:
-        return _Answer(f"{item.name}: {error}", error.kind)
+        return _Answer(f"{item.name}: {message_of(error)}", error.kind)
     except InfrastructureError as error:
         return _Answer(f"{item.name}: {exception_text(error)}", ErrorKind.INFRASTRUCTURE)
     except BaseException as error:  # the tool's: even SystemExit in a tool is an answer to the model, not an end of the run

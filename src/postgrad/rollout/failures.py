@@ -12,7 +12,10 @@ class ToolError(Exception):
     transient: whether the same call may well succeed when it is made again (see `retry`).
     """
 
+    kind = ErrorKind.RAISED  # of a subclass whose constructor does not call this one
+    transient = False
+
     def __init__(self, text: str, *, kind: ErrorKind = ErrorKind.RAISED, transient: bool = False) -> None:
         super().__init__(text)
-        self.kind = kind
+        self.kind = ErrorKind(kind)
         self.transient = transient

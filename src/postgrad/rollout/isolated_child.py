@@ -19,7 +19,7 @@ from postgrad.rollout.declare import Tool, call
 from postgrad.rollout.failures import ToolError
 from postgrad.rollout.functions import function_from_name
 from postgrad.rollout.journal import CallPlace, calling
-from postgrad.rollout.results import ErrorKind, OutputError, exception_text, result_text
+from postgrad.rollout.results import ErrorKind, OutputError, exception_text, message_of, result_text
 from postgrad.rollout.signature import ArgumentError
 from postgrad.worker.child import serve
 from postgrad.worker.limits import limit_cpu, limit_memory
@@ -76,11 +76,11 @@ def _answer(tool: Tool, arguments: dict[str, Any], seconds: float) -> list[Any]:
     except OutputError as error:
         return ["error", ErrorKind.OUTPUT, str(error), False]
     except ToolError as error:
-        return ["error", error.kind, str(error), error.transient]
+        return ["error", error.kind, message_of(error), error.transient]
     except DeadlineError:
         return ["error", ErrorKind.DEADLINE, "", False]
     except InfrastructureError as error:
-        return ["error", ErrorKind.INFRASTRUCTURE, str(error), True]
+        return ["error", ErrorKind.INFRASTRUCTURE, message_of(error), True]
     except MemoryError:
         return ["error", ErrorKind.MEMORY, OUT_OF_MEMORY, False]
     except BaseException as error:  # the tool's, `SystemExit` included

@@ -12,6 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from postgrad.errors import RecipeError
+from postgrad.rollout.results import exception_text
+
+_OURS = str(Path(__file__).resolve().parents[1])
 
 
 def load_attribute(spec: str, base: Path) -> Any:
@@ -22,7 +25,9 @@ def load_attribute(spec: str, base: Path) -> Any:
     module = _load_file(base / target, spec) if target.endswith(".py") else _import(target, spec)
     try:
         return getattr(module, name)
-    except AttributeError:
+    except Exception as error:  # a module may have a `__getattr__` of its own
+        if not isinstance(error, AttributeError):
+            raise _import_failure(spec, error) from error
         found = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         what = f"{target} has no `{name}`"
         raise RecipeError(what, where=spec, hint=f"it has: {', '.join(found) or 'nothing callable'}") from None
@@ -45,8 +50,10 @@ def _load_file(path: Path, spec: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses, enums and pydantic look their module up there
     try:
         module_spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         del sys.modules[name]
+        if isinstance(error, KeyboardInterrupt):  # the user's
+            raise
         raise _import_failure(spec, error) from error
     return module
 
@@ -54,15 +61,18 @@ def _load_file(path: Path, spec: str) -> ModuleType:
 def _import(target: str, spec: str) -> ModuleType:
     try:
         return importlib.import_module(target)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise _import_failure(spec, error) from error
 
 
 def _import_failure(spec: str, error: BaseException) -> RecipeError:
-    """Says where the user's own code failed: the last frame of the real traceback, or the line of a syntax error."""
+    """Says where the user's own code failed: the last frame of the real traceback that is not postgrad's, or the line of a syntax error."""
     if isinstance(error, SyntaxError):
         place = f"{error.filename}:{error.lineno}"
     else:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = next((frame for frame in reversed(frames) if not frame.filename.startswith((_OURS, "<"))), frames[-1])
         place = f"{frame.filename}:{frame.lineno} in {frame.name}"
-    return RecipeError(f"cannot be imported: {type(error).__name__}: {error} ({place})", where=spec)
+    return RecipeError(f"cannot be imported: {exception_text(error)} ({place})", where=spec)

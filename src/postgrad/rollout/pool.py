@@ -172,7 +172,7 @@ class Pool(Generic[_K, _T]):
         if wait and self._running:
             patience = min(attempt.expires for attempt in self._running) - time.monotonic()
             with suppress(Empty):
-                ended.append(self._settled.get(timeout=max(patience, 0.0)))
+                ended.append(self._settled.get(timeout=min(max(patience, 0.0), threading.TIMEOUT_MAX)))
         with suppress(Empty):
             while True:
                 ended.append(self._settled.get_nowait())

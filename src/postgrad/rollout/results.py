@@ -52,19 +52,20 @@ def result_text(value: Any, *, max_chars: int) -> str:
     """
     if isinstance(value, str):
         text = str.__str__(value)  # a subclass may print itself as something else
-    elif isinstance(value, bytes | bytearray | memoryview):
-        text = f"{len(bytes(value))} bytes, base64: {base64.b64encode(bytes(value)[:max_chars]).decode()}"
     else:
-        text = _json_text(value)
+        try:
+            text = _bytes_text(bytes(value), max_chars) if isinstance(value, bytes | bytearray | memoryview) else _json_text(value)
+        except BaseException as error:  # the value's own code runs here (serialisers, iterators): whatever it raises is its fault
+            raise OutputError(f"returned {type(value).__name__}, which cannot be written as JSON: {exception_text(error)}") from error
     return shorten(text, max_chars=max_chars)
 
 
+def _bytes_text(value: bytes, max_chars: int) -> str:
+    return f"{len(value)} bytes, base64: {base64.b64encode(value[:max_chars]).decode()}"
+
+
 def _json_text(value: Any) -> str:
-    try:
-        plain = to_jsonable_python(value, bytes_mode="base64")
-    except Exception as error:  # the value's own code runs here (serialisers, properties, iterators): whatever it raises is its fault
-        raise OutputError(f"returned {type(value).__name__}, which cannot be written as JSON") from error
-    return json.dumps(plain, ensure_ascii=False)
+    return json.dumps(to_jsonable_python(value, bytes_mode="base64"), ensure_ascii=False)
 
 
 def shorten(text: str, *, max_chars: int) -> str:
@@ -87,8 +88,13 @@ def shorten_tokens(text: str, max_tokens: int, *, encode: Callable[[str], Sequen
 
 def exception_text(error: BaseException) -> str:
     """`ValueError: no such city`, or the type alone when the exception says nothing."""
-    try:
-        message = str(error)
-    except Exception:  # the exception's own `__str__` is user code; its type still says what happened
-        message = ""
+    message = message_of(error)
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def message_of(error: BaseException) -> str:
+    """What the exception says; "" when it cannot: its `__str__` is user code, which may raise anything."""
+    try:
+        return str.__str__(str(error))  # a subclass of str may write itself otherwise
+    except BaseException:
+        return ""

@@ -22,6 +22,7 @@ from typing_extensions import TypedDict
 
 from postgrad.errors import RecipeError
 from postgrad.rollout.docstring import parse_docstring
+from postgrad.rollout.results import exception_text
 from postgrad.types import ToolSpec
 
 _SHOWN_PROBLEMS = 5
@@ -82,6 +83,9 @@ def read_signature(function: Callable[..., Any], *, name: str, where: str, bound
     Raises `RecipeError` for a missing docstring, a parameter without a type, a type that JSON cannot carry, or a parameter that
     cannot be passed by name.
     """
+    if inspect.isasyncgenfunction(function):
+        hint = "return a list, or await what there is and return it"
+        raise RecipeError(f"tool `{name}` is an async generator, whose results nobody can wait for", where=where, hint=hint)
     text = inspect.getdoc(function)
     if not text:
         raise RecipeError(
@@ -89,10 +93,21 @@ def read_signature(function: Callable[..., Any], *, name: str, where: str, bound
         )
     docstring = parse_docstring(text)
     hints = _type_hints(function, name=name, where=where)
-    parameters = list(inspect.signature(function).parameters.values())[1 if bound else 0 :]
+    parameters = list(parameters_of(function, where=where))
+    if bound and not parameters:
+        raise RecipeError(f"tool `{name}` is a method without self", where=where, hint=f"write def {name}(self, …)")
+    parameters = parameters[1 if bound else 0 :]
     fields = {item.name: _field(item, hints, docstring.parameters, name=name, where=where) for item in parameters}
     adapter = _adapter(name, fields, where=where)
     return ToolSpec(name, docstring.summary, compact_schema(adapter.json_schema())), Signature(tuple(fields), adapter)
+
+
+def parameters_of(function: Callable[..., Any], *, where: str) -> Sequence[inspect.Parameter]:
+    """Raises `RecipeError` for what Python cannot say the parameters of, such as a class of its own in C."""
+    try:
+        return tuple(inspect.signature(function).parameters.values())
+    except (ValueError, TypeError) as error:
+        raise RecipeError(f"its parameters cannot be read: {error}", where=where, hint="write a Python function that calls it") from error
 
 
 def _type_hints(function: Callable[..., Any], *, name: str, where: str) -> dict[str, Any]:
@@ -103,6 +118,8 @@ def _type_hints(function: Callable[..., Any], *, name: str, where: str) -> dict[
         raise RecipeError(
             f"tool `{name}`: a type in its signature is unknown: {error}", where=where, hint="import it in that file"
         ) from error
+    except Exception as error:  # types that are written as text are the user's code, and run here
+        raise RecipeError(f"tool `{name}`: a type in its signature cannot be read: {exception_text(error)}", where=where) from error
 
 
 def _field(item: inspect.Parameter, hints: Mapping[str, Any], texts: Mapping[str, str], *, name: str, where: str) -> Any:
@@ -150,6 +167,9 @@ def _adapter(name: str, fields: dict[str, Any], *, where: str) -> TypeAdapter[di
         raise RecipeError(
             what, where=where, hint="use str, int, float, bool, list, dict, Literal, Enum, a dataclass or a TypedDict"
         ) from error
+    except Exception as error:  # a constraint that cannot be, such as a pattern that is no regular expression
+        what = f"tool `{name}`: a parameter has a type that cannot be: {' '.join(exception_text(error).split())}"
+        raise RecipeError(what, where=where, hint="look at the constraints: Field(gt=…, pattern=…), Literal[…]") from error
     return adapter
 
 

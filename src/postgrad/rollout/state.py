@@ -10,6 +10,7 @@ Every `StopReason` but TOTAL_TOKENS inside a tool result (`agent.append`) and IN
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -57,6 +58,8 @@ class RolloutConfig:
         for name in ("group_size", "max_tokens", "max_turns", "max_invalid_turns", "tool_deadline_s", "max_output_chars", "tool_workers"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if not math.isfinite(self.tool_deadline_s):
+            raise ValueError(f"tool_deadline_s must be finite, got {self.tool_deadline_s}")
         for name in ("max_total_tokens", "max_context_tokens", "max_output_tokens", "max_calls_per_turn"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
