@@ -117,7 +117,7 @@ def ways(method: str, args: argparse.Namespace) -> Sequence[str]:
     """The other ways to run TRL that are measured."""
     if args.quick or method == "startup":
         return ()
-    return ("tuned_allocator", "whole_batch") if args.whole_batch and method != "decoding" else ("tuned_allocator",)
+    return [name for name in args.way or ("tuned_allocator",) if method != "decoding" or name != "whole_batch"]
 
 
 def machine() -> str:
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--trl-python", required=True, help="a Python that has trl")
     parser.add_argument("--method", choices=METHODS, action="append", help="left out = all")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_REPEATS} timed step, and TRL run in one way only")
-    parser.add_argument("--whole-batch", action="store_true", help="also TRL with the whole batch in one micro-batch")
+    parser.add_argument("--way", choices=tuple(WAYS), action="append", help="also TRL run in this way; left out = tuned_allocator")
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--trl-config", default="{}", help="JSON: other settings for TRL's config")
