@@ -2,7 +2,7 @@
 
     python -m benchmarks.run --trl-python .venv-bench/bin/python [--method grpo] [--quick]
 
-1. Both do one step on forced samples: loss and gradient norm must agree, else nothing is measured. It warms up too, with one more.
+1. Both do one step on forced samples: loss and gradient norm must agree, else nothing is measured. It warms up too.
 2. Timed steps in turn. What counts is the ratio of each pair of steps; medians of them are written, with their range.
 3. The machine's limits, measured by our process; the share of them that our training reaches.
 4. The same in other `WAYS` to run TRL.
@@ -29,7 +29,9 @@ from benchmarks.worker import Worker
 METHODS = tuple(results.TITLES)
 REPEATS, QUICK_REPEATS = 3, 1
 SLOW, SLOW_REPEATS = ("grpo", "agent"), 1
-"""Methods whose other ways are measured with fewer steps."""
+"""Methods with one warm-up step, and whose other ways are measured with fewer steps: a step of TRL takes a minute or two."""
+ONE_WAY = ("decoding", "startup")
+"""Methods in which the ways do not differ."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ def compare(method: str, args: argparse.Namespace, repeats: int, way: Way) -> di
         checked = {name: worker.ask("check") for name, worker in sides.items()}
         if method != "decoding":
             results.check_equal(checked["postgrad"], checked["trl"], facts["dtype"])
+        if method not in (*SLOW, "decoding"):
             for worker in sides.values():
                 worker.ask("check")
         steps: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
@@ -115,9 +118,7 @@ def measure(method: str, args: argparse.Namespace) -> dict[str, Any]:
 
 def ways(method: str, args: argparse.Namespace) -> Sequence[str]:
     """The other ways to run TRL that are measured."""
-    if args.quick or method == "startup":
-        return ()
-    return [name for name in args.way or ("tuned_allocator",) if method != "decoding" or name != "whole_batch"]
+    return () if args.quick or method in ONE_WAY else args.way or ("tuned_allocator",)
 
 
 def machine() -> str:
