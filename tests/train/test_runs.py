@@ -84,6 +84,10 @@ def test_replay_scores_the_rollouts_as_the_run_did_and_as_changed_rewards_do(fin
     assert command("doctor", str(tmp_path / "new.jsonl"), "--outcome", "right").returncode in (0, 4)
     refused = command("replay", str(folder / "run"))
     assert (refused.returncode, "name a stage" in refused.stderr) == (2, True)
+    assert command("replay", str(folder / "run"), "--out", str(tmp_path / "left.jsonl")).returncode == 2
+    nowhere = command("replay", str(run_dir), "--out", str(tmp_path / "missing" / "new.jsonl"))
+    assert (nowhere.returncode, "cannot be written" in nowhere.stderr) == (2, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "new.jsonl"], "nothing is left half-written"
 
 
 def test_rollout_file_tells_the_whole_story(finished):

@@ -2,8 +2,8 @@
 
 1. write the task's files   2. train `before` and `after` from one warm start   3. ask the doctor about both   4. show it
 
-The recipes of `before` and `after` differ only in the remedy. Both evaluate on held-out questions before their first and after their
-last step, so the numbers of the table are those that the runs wrote.
+The recipes of `before` and `after` differ only in the remedy, at the same number of rollouts. Both evaluate on held-out questions before
+their first and after their last step, so the numbers of the table are those that the runs wrote.
 """
 
 from __future__ import annotations

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from contextlib import nullcontext
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from postgrad.cli.console import stderr, stdout, table
+from postgrad.errors import RecipeError
 
 if TYPE_CHECKING:
     from postgrad.train.replay import Replay, Values
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 def run_replay(path: Path, overrides: Sequence[str], *, out: Path | None, json_output: bool) -> None:
     from postgrad.train.replay import replay
 
-    with nullcontext() if out is None else out.open("w", encoding="utf-8") as file:
+    with nullcontext() if out is None else _written(out) as file:
         found = replay(path, overrides=overrides, out=file)
     if json_output:
         print(json.dumps(_plain(asdict(found)), ensure_ascii=False, indent=1))
@@ -27,6 +29,24 @@ def run_replay(path: Path, overrides: Sequence[str], *, out: Path | None, json_o
     _print(found)
     if out is not None:
         stderr.print(f"written to {out}; try: postgrad doctor {out}", markup=False)
+
+
+@contextmanager
+def _written(out: Path) -> Iterator[TextIO]:
+    """A file to write into, which takes its place when the block has ended well. Raises `RecipeError` where it cannot be written."""
+    unfinished = out.with_name(f".{out.name}.tmp-{os.getpid()}")
+    try:
+        file = unfinished.open("w", encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"cannot be written: {error.strerror}", where=str(out), hint="choose another place with --out") from error
+    try:
+        with file:
+            yield file
+        if out.is_dir():
+            raise RecipeError("cannot be written: it is a folder", where=str(out), hint="choose another place with --out")
+        unfinished.replace(out)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _print(found: Replay) -> None:

@@ -7,7 +7,8 @@ collapse   `right` alone; it is the temperature that is wrong.
 conflict   `shows_work` wants a day for each day on the way, `brief` few words: each sensible, together a contradiction.
            `brief_where_shown` is brief for answers that show their work, and nothing for others.
 
-A reward is a function from one rollout to a number. It reads the rollout, and the columns of the row by their names.
+A reward is a function from one rollout to a number. It reads the rollout, and the columns of the row by their names. This file is copied
+beside the recipe and stands alone, so it has the days and the way once more.
 """
 
 from __future__ import annotations
