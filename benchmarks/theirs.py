@@ -26,7 +26,7 @@ from benchmarks.worker import Channel, Meter, peak_mib, resident_mib, restart_pe
 
 
 def batch(rows: int, at_once: int) -> dict[str, int]:
-    """`rows` of a step, `at_once` in a micro-batch: few at once waste little on padding and need little memory."""
+    """`rows` of a step, `at_once` in a micro-batch: few at once waste little on padding and need little memory. What was fastest is used."""
     return {"per_device_train_batch_size": at_once, "gradient_accumulation_steps": rows // at_once}
 
 
@@ -36,7 +36,8 @@ COMMON: dict[str, Any] = {
     "train_sampling_strategy": "sequential",
 }  # fmt: skip
 ROLLOUTS = workloads.PROMPTS * workloads.GROUP
-_PAIRS = {"max_length": 512, **batch(workloads.PAIRS, 1)}
+_DPO = {"max_length": 512, **batch(workloads.PAIRS, 2)}
+_REWARD = {"max_length": 512, **batch(workloads.PAIRS, workloads.PAIRS)}
 _GRPO = {
     "num_generations": workloads.GROUP, "beta": 0.0, "loss_type": "grpo", "shuffle_dataset": False,
     "max_completion_length": workloads.COMPLETION, "generation_kwargs": {"min_new_tokens": workloads.COMPLETION}, **batch(ROLLOUTS, 2),
@@ -47,9 +48,9 @@ _AGENT = _GRPO | {
 }
 CONFIGS: dict[str, tuple[type, type, dict[str, Any], Callable[[], Sequence[dict[str, Any]]]]] = {
     "sft": (trl.SFTTrainer, trl.SFTConfig, {"max_length": 512, **batch(8, 1)}, workloads.sft_rows),
-    "dpo": (trl.DPOTrainer, trl.DPOConfig, _PAIRS, workloads.pair_rows),
-    "dpo_cached": (trl.DPOTrainer, trl.DPOConfig, _PAIRS | {"precompute_ref_log_probs": True}, workloads.pair_rows),
-    "reward": (trl.RewardTrainer, trl.RewardConfig, _PAIRS, workloads.pair_rows),
+    "dpo": (trl.DPOTrainer, trl.DPOConfig, _DPO, workloads.pair_rows),
+    "dpo_cached": (trl.DPOTrainer, trl.DPOConfig, _DPO | {"precompute_ref_log_probs": True}, workloads.pair_rows),
+    "reward": (trl.RewardTrainer, trl.RewardConfig, _REWARD, workloads.pair_rows),
     "grpo": (trl.GRPOTrainer, trl.GRPOConfig, _GRPO, workloads.prompt_rows),
     "decoding": (trl.GRPOTrainer, trl.GRPOConfig, _GRPO, workloads.prompt_rows),
     "agent": (trl.GRPOTrainer, trl.GRPOConfig, _AGENT, workloads.question_rows),
