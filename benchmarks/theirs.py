@@ -26,7 +26,7 @@ from benchmarks.worker import Channel, Meter, peak_mib, resident_mib, restart_pe
 
 
 def batch(rows: int, at_once: int) -> dict[str, int]:
-    """`rows` of a step, `at_once` in a micro-batch: few at once waste little on padding and need little memory. What was fastest is used."""
+    """`rows` of a step, `at_once` in a micro-batch: few at once waste little on padding. What was fastest is used below."""
     return {"per_device_train_batch_size": at_once, "gradient_accumulation_steps": rows // at_once}
 
 
