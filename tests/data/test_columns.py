@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from postgrad.chat import ChatFormat
-from postgrad.data import mix, prepare_prompts, rows_from
+from postgrad.data import mix, prepare_prompts, prepare_sft, rows_from
+from postgrad.data.files import CHUNK_ROWS
 from postgrad.errors import DataError, RecipeError
 from postgrad.testing import tiny_tokenizer
 
@@ -148,3 +149,11 @@ def test_a_map_takes_away_columns_that_would_make_another_format():
     rows = rows_from([{"q": "one", "a": "two", "messages": MESSAGES, "chosen": "x"}], columns={"prompt": "q", "completion": "a"})
     assert rows.format == "prompt+completion"
     assert rows.read()[0].fields == {"prompt": "one", "completion": "two"}
+
+
+def test_a_mapped_column_that_only_later_rows_have_is_found():
+    rows = [{"q": "a", "a": "b"}] * (CHUNK_ROWS + 1) + [{"q": "a", "a": "b", "about": "Be brief."}]
+    data = prepare_sft(
+        rows_from(rows, columns={"user": "q", "assistant": "a", "system": "about"}), ChatFormat(tiny_tokenizer()), max_length=99
+    )
+    assert len(data.rows[-1].token_ids) > len(data.rows[0].token_ids)

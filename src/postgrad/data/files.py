@@ -19,8 +19,9 @@ from typing import IO, Any, Protocol
 
 from postgrad.errors import DataError
 
-CHUNK_BYTES = 1 << 18
-CHUNK_ROWS = 500
+CHUNK_BYTES = 1 << 16
+CHUNK_ROWS = 100
+"""A chunk's rows are read, printed and tokenised together; of this size, what that makes stays in a processor's cache."""
 _BOM = b"\xef\xbb\xbf"
 _BLANK = " \t\r\n"
 _SURROGATE = "half a character (a lone surrogate)"

@@ -221,15 +221,15 @@ def _results(source: RowSource, job: Job[T], helpers: int) -> Generator[tuple[in
         waiting: deque[tuple[int, float, Future[Any]]] = deque()
         for part, chunk in chunks:
             waiting.append((part, (part + chunk.done) / parts, team.encode(part, chunk)))
-            while waiting and (waiting[0][-1].done() or len(waiting) > _AHEAD * helpers):
+            while waiting and (waiting[0][-1].done() or len(waiting) > _AHEAD + 2 * helpers):
                 part_, done, future = waiting.popleft()
                 yield part_, done, future.result()
         for part_, done, future in waiting:
             yield part_, done, future.result()
 
 
-_AHEAD = 16
-"""Chunks per helper that may be in memory: while the first helper starts, this process encodes those that follow."""
+_AHEAD = 64
+"""Chunks that this process may have encoded before it waits for an earlier one: about as many as while the first helper starts."""
 
 
 class _Team:

@@ -204,25 +204,35 @@ def _source(
     path: Path | None,
     join: Join | None,
 ) -> RowSource:
-    """Looks at the first chunks that hold a row, to find the format."""
+    """Looks at the first rows, to find the format."""
     chosen = columns or {}
+    rows, rejected = _first_rows(chunks(), max_bad, join)
+    if not rows:
+        check_rejected(rejected, len(rejected), max_bad)
+        raise _empty(name, rejected)
+    check_present(chosen, {column for row in rows for column in row.fields}, where=rows[0].name)
+    first = mapped(rows[0], chosen)
+    format = detect(first.fields)
+    if format is None:
+        raise unknown(first)
+    part = Part(name, chunks, chosen, format, weight, path.stat().st_size if path else 0, path, join)
+    return RowSource((part,), max_bad, notes=() if join is None else (join.note,))
+
+
+def _first_rows(chunks: Iterable[Chunk], max_bad: int, join: Join | None) -> tuple[list[Row], list[Rejected]]:
+    """Those of the first chunks, about a megabyte; of as many more as it takes to find a row or too many that are none."""
+    rows: list[Row] = []
     rejected: list[Rejected] = []
-    for chunk in chunks():
+    for number, chunk in enumerate(chunks, start=1):
         items = [item if join is None or isinstance(item, Rejected) else join.apply(item) for item in chunk.rows()]
-        rows = [item for item in items if isinstance(item, Row)]
+        rows += [item for item in items if isinstance(item, Row)]
         rejected += [item for item in items if isinstance(item, Rejected)]
-        if rows:
-            check_present(chosen, {column for row in rows for column in row.fields}, where=rows[0].name)
-            first = mapped(rows[0], chosen)
-            format = detect(first.fields)
-            if format is None:
-                raise unknown(first)
-            part = Part(name, chunks, chosen, format, weight, path.stat().st_size if path else 0, path, join)
-            return RowSource((part,), max_bad, notes=() if join is None else (join.note,))
-        if len(rejected) > max_bad:
+        if (rows and number >= _LOOKED_AT) or (not rows and len(rejected) > max_bad):
             break
-    check_rejected(rejected, len(rejected), max_bad)
-    raise _empty(name, rejected)
+    return rows, rejected
+
+
+_LOOKED_AT = 16
 
 
 def _empty(name: str, rejected: Sequence[Rejected]) -> DataError:
