@@ -168,8 +168,29 @@ LossFunction = Callable[["Tensor", Rows], "tuple[Tensor, dict[str, Tensor]]"]
 """(current log-probs [R, L], rows) -> (scalar loss, sums to add up over micro-batches).
 
 Denominators inside the loss are global (the whole batch's), so losses and gradients of micro-batches add up exactly.
-Attributes, all optional: `whole_groups`, `whole_batch`, `constant_gradient`; see `models.engine.LocalEngine.forward_backward`.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss function, with what an engine has to know of it; a bare function is one of which nothing is known.
+
+    whole_groups: it has to see all rows of a group in one call. whole_batch: all rows of the batch, whatever memory that takes.
+    constant_gradient: its derivative by the log-probs does not depend on them, and it does not read the entropy. The head is then
+    computed in one pass; an engine refuses a loss of which this is not true.
+    """
+
+    function: LossFunction
+    whole_groups: bool = False
+    whole_batch: bool = False
+    constant_gradient: bool = False
+
+    @classmethod
+    def of(cls, loss: LossFunction) -> Loss:
+        return loss if isinstance(loss, cls) else cls(loss)
+
+    def __call__(self, logprobs: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.function(logprobs, rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.models.engine import LocalEngine
-from postgrad.protocols import BackwardResult, LossFunction, OptimizerResult, Rows
+from postgrad.protocols import OptimizerResult
 from postgrad.rewards.score import Scores
 from postgrad.testing import ScriptedPolicy
 from postgrad.train.grpo import GRPO, GRPOParts
@@ -140,12 +140,9 @@ class RecordingEngine(LocalEngine):
         assert (self.refusal_to_pack(model) is None) is packed, "the fallback to padding would hide a fault of the packed path"
         self.move, self.gradients, self.micro_batches = move, [], 0
 
-    def forward_backward(self, rows: Sequence[TrainRow], loss: LossFunction, *, temperature: float = 1.0) -> BackwardResult:
-        def counted(logprobs: Tensor, micro_batch: Rows) -> tuple[Tensor, dict[str, Tensor]]:
-            self.micro_batches += 1
-            return loss(logprobs, micro_batch)
-
-        return super().forward_backward(rows, counted, temperature=temperature)
+    def _backward(self, *args: Any, **named: Any) -> Any:
+        self.micro_batches += 1
+        return super()._backward(*args, **named)
 
     def optimizer_step(self, learning_rate: float) -> OptimizerResult:
         self.gradients.append(gradients_of(self.model))

@@ -9,24 +9,20 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from postgrad.chat import ChatFormat
 from postgrad.data import LabelledAnswer, Pair, load_rows, prepare_preferences, prepare_unpaired
 from postgrad.data.preferences import Answer
-from postgrad.models.engine import LocalEngine
-from postgrad.protocols import BackwardResult, LossFunction, Rows
 from postgrad.testing.tiny import Architecture, tiny_model, tiny_tokenizer
 from postgrad.train.dpo import DPO
 from postgrad.train.kto import KTO
 from postgrad.train.recipe import PAIR_LOSSES, DPORecipe
-from postgrad.types import TrainRow
 
 from . import same, trl_side
 
@@ -41,18 +37,6 @@ END_IS_LAST = (
     "{% if add_generation_prompt %}{{ '\n<|im_start|>assistant\n' }}{% endif %}"
 )
 """Prints nothing behind the end token of the last answer."""
-
-
-class PairEngine(same.RecordingEngine):
-    """Also counts the loss functions that need whole groups or the whole batch."""
-
-    def forward_backward(self, rows: Sequence[TrainRow], loss: LossFunction, *, temperature: float = 1.0) -> BackwardResult:
-        @wraps(loss)
-        def counted(logprobs: Tensor, micro_batch: Rows) -> tuple[Tensor, dict[str, Tensor]]:
-            self.micro_batches += 1
-            return loss(logprobs, micro_batch)
-
-        return LocalEngine.forward_backward(self, rows, counted, temperature=temperature)
 
 
 def random_pairs(*, level: bool = False) -> list[Pair]:
@@ -88,7 +72,7 @@ def recipe_of(loss: dict[str, Any], count: int, budget: int) -> DPORecipe:
 
 
 def our_step(policy: nn.Module, reference: nn.Module, pairs: Sequence[Pair], loss: dict[str, Any], *, budget: int = 40) -> same.Step:
-    engine = PairEngine(policy, reference=same.FrozenReference(reference), tokens_per_micro_batch=budget)
+    engine = same.RecordingEngine(policy, reference=same.FrozenReference(reference), tokens_per_micro_batch=budget)
     metrics = DPO(recipe_of(loss, len(pairs), budget), None, engine, pairs, []).step(1)  # type: ignore[arg-type]
     assert (engine.micro_batches > 1) is not ("aot" in str(loss)), "a batch should not fit one micro-batch unless the loss sorts it"
     return same.Step(metrics["loss"], engine.gradients[0], metrics)
@@ -364,7 +348,7 @@ def kto_trainer(
 def our_kto_step(
     policy: nn.Module, reference: nn.Module, answers: Sequence[LabelledAnswer], loss: dict[str, Any], *, budget: int = 40
 ) -> same.Step:
-    engine = PairEngine(policy, reference=same.FrozenReference(reference), tokens_per_micro_batch=budget)
+    engine = same.RecordingEngine(policy, reference=same.FrozenReference(reference), tokens_per_micro_batch=budget)
     recipe = recipe_of({"kind": "kto"} | loss, len(answers), budget)
     metrics = KTO(recipe, None, engine, answers, []).step(1)  # type: ignore[arg-type]
     assert engine.micro_batches > 1

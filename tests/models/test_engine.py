@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from postgrad.errors import CheckpointError, ModelError, RunError
 from postgrad.models.engine import LocalEngine, OptimizerConfig
-from postgrad.protocols import Rows
+from postgrad.protocols import Loss, Rows
 from postgrad.testing import ARCHITECTURES, tiny_model
 from postgrad.types import TrainRow
 
@@ -112,29 +112,33 @@ def test_a_loss_of_constant_gradient_gives_the_same_in_one_pass(architecture: An
     def weighted(logprobs: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
         return -(logprobs * rows.per_row["advantage"][:, None] * rows.mask).sum() / 37, {}
 
-    def constant(logprobs: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
-        return weighted(logprobs, rows)
-
-    constant.constant_gradient = True  # type: ignore[attr-defined]
     rows, model = [*rows_of(), row([5, 6, 7], [False] * 3)], tiny_model(architecture)
     engine = LocalEngine(model, tokens_per_micro_batch=30)
     two = engine.forward_backward(rows, weighted)
     expected = gradients(model)
     model.zero_grad()
-    one = engine.forward_backward(rows, constant)
+    one = engine.forward_backward(rows, Loss(weighted, constant_gradient=True))
     assert one.loss == pytest.approx(two.loss, rel=1e-6)
     assert one.sums["entropy"] == pytest.approx(two.sums["entropy"], rel=1e-6)
     assert worst(gradients(model), expected) < 1e-5
 
 
 def test_a_loss_that_is_not_as_constant_as_it_says_trains_nothing() -> None:
-    def curved(logprobs: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
-        return loss(logprobs, rows)
-
-    curved.constant_gradient = True  # type: ignore[attr-defined]
     model = tiny_model()
     with pytest.raises(RuntimeError, match="another derivative"):
-        LocalEngine(model).forward_backward(rows_of(), curved)
+        LocalEngine(model).forward_backward(rows_of(), Loss(loss, constant_gradient=True))
+    assert gradients(model) == {}
+
+
+def test_a_loss_that_reads_the_entropy_is_not_computed_in_one_pass() -> None:
+    """The entropy has no gradient there: its part of the loss would be lost without a word."""
+
+    def with_bonus(logprobs: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
+        return -(logprobs.sum() + rows.entropy.sum()), {}
+
+    model = tiny_model()
+    with pytest.raises(RuntimeError, match="may not read the entropy"):
+        LocalEngine(model).forward_backward(rows_of(), Loss(with_bonus, constant_gradient=True))
     assert gradients(model) == {}
 
 
@@ -331,15 +335,11 @@ def test_a_model_that_cannot_be_packed_is_padded_and_the_log_says_so(caplog: pyt
 
 
 def test_a_loss_that_compares_the_rows_of_a_group_gets_them_together() -> None:
-    class Pairs:
-        whole_groups = True
+    seen: list[list[float]] = []
 
-        def __init__(self) -> None:
-            self.seen: list[list[float]] = []
-
-        def __call__(self, logprobs: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
-            self.seen.append(rows.per_row["advantage"].tolist())
-            return logprobs.sum(), {}
+    def compare(logprobs: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
+        seen.append(rows.per_row["advantage"].tolist())
+        return logprobs.sum(), {}
 
     pairs = [
         row([1 + group, 2, 3, 4, 5], [False] * 3 + [True] * 2, group=group, prefix=3, advantage=10.0 * group + side)
@@ -348,9 +348,9 @@ def test_a_loss_that_compares_the_rows_of_a_group_gets_them_together() -> None:
     ]
     for fallback in (False, True):
         engine = LocalEngine(tiny_model(), tokens_per_micro_batch=4)
-        together = Pairs()
-        (padded(engine) if fallback else engine).forward_backward(pairs, together)
-        assert sorted(together.seen) == [[10.0 * group, 10.0 * group + 1] for group in range(4)]
+        seen.clear()
+        (padded(engine) if fallback else engine).forward_backward(pairs, Loss(compare, whole_groups=True))
+        assert sorted(seen) == [[10.0 * group, 10.0 * group + 1] for group in range(4)]
 
 
 def test_names_that_the_engine_counts_itself_cannot_be_overwritten() -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from postgrad.models.engine import LocalEngine
 from postgrad.models.loading import LanguageModel, from_memory, load
 from postgrad.models.lora import Lora
 from postgrad.models.saving import save
-from postgrad.protocols import BackwardResult, LossFunction, Rows
+from postgrad.protocols import BackwardResult, Loss, LossFunction, Rows
 from postgrad.testing import tiny_model, tiny_tokenizer
 from postgrad.train import setup
 from postgrad.train.dpo import DPO, pair_loss
@@ -186,12 +186,11 @@ class Counting(LocalEngine):
         self.calls = 0
 
     def forward_backward(self, rows: Any, loss: LossFunction, *, temperature: float = 1.0) -> BackwardResult:
-        @wraps(loss)
         def counted(logprobs: Tensor, seen: Rows) -> tuple[Tensor, dict[str, Tensor]]:
             self.calls += 1
             return loss(logprobs, seen)
 
-        return super().forward_backward(rows, counted, temperature=temperature)
+        return super().forward_backward(rows, replace(Loss.of(loss), function=counted), temperature=temperature)
 
 
 KINDS: dict[str, dict[str, Any]] = {

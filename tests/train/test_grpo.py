@@ -61,6 +61,20 @@ def test_each_preset_on_policy_has_the_value_and_gradient_computed_by_hand(prese
     torch.testing.assert_close(grad, torch.tensor(gradient), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_with_the_policy_as_its_own_old_the_derivative_is_the_same_everywhere_to_the_bit(preset):
+    """What lets the head be computed in one pass; an engine refuses a loss that differs in one bit."""
+    loss = GRPOLoss(preset=preset)
+    _, here, _ = value_and_gradient(loss)
+    _, there, _ = value_and_gradient(loss, current=3 * CURRENT - 0.7)
+    assert torch.equal(here, there)
+    settings, batch = loss_settings(loss, Rollout(max_tokens=8, max_turns=1)), Denominators(tokens=4.0, rollouts=2.0)
+    assert grpo_loss(settings, batch, own_old=True).constant_gradient
+    assert not grpo_loss(settings, batch).constant_gradient
+    with_kl = loss_settings(GRPOLoss(preset=preset, kl_coef=0.1), Rollout(max_tokens=8, max_turns=1))
+    assert not grpo_loss(with_kl, batch, own_old=True).constant_gradient
+
+
 def test_every_preset_of_the_recipe_is_in_the_table():
     from typing import get_args
 

@@ -29,7 +29,7 @@ from postgrad.models.optimizer import Optimizer, OptimizerConfig
 from postgrad.models.products import fast_products
 from postgrad.models.reader import Reader, Reads, check_finite, rows_of, scatter
 from postgrad.models.state import load_trainable_state, trainable_state
-from postgrad.protocols import BackwardResult, LossFunction, OptimizerResult
+from postgrad.protocols import BackwardResult, Loss, LossFunction, OptimizerResult
 from postgrad.types import TrainRow
 
 __all__ = ["LocalEngine", "OptimizerConfig", "ReferenceModel"]
@@ -76,23 +76,20 @@ class LocalEngine(Reader):
     def forward_backward(self, rows: Sequence[TrainRow], loss: LossFunction, *, temperature: float = 1.0) -> BackwardResult:
         """Add the loss's gradient to what has accumulated. See `protocols.Engine`.
 
-        A loss function with a true attribute `whole_groups` sees all rows of a group in one call, with `whole_batch` all rows of the
-        batch, whatever memory that takes. One with `constant_gradient` has a derivative by the log-probs that does not depend on
-        them, which makes the head cheaper. On any error the gradients accumulated since the last step are dropped.
+        A `protocols.Loss` may say more of the function. On any error the gradients accumulated since the last step are dropped.
         `sums` also holds computed_tokens, repeated_prefix_tokens and untrained_rows (rows without a trained token).
         """
-        whole_batch = getattr(loss, "whole_batch", False)
-        split_groups = not getattr(loss, "whole_groups", False)
+        known = Loss.of(loss)
         budget = self.tokens_per_micro_batch
-        if whole_batch:  # padded to the longest, at the most
+        if known.whole_batch:  # padded to the longest, at the most
             budget = len(rows) * max((len(row.token_ids) for row in rows), default=1)
-        batches = self.batches(self.model, rows, budget, split_groups=split_groups, share_prefixes=not self.dropout)
+        batches = self.batches(self.model, rows, budget, split_groups=not known.whole_groups, share_prefixes=not self.dropout)
         total = 0.0
         sums = dict.fromkeys(_OWN_SUMS, 0.0)
         logprobs: list[list[float]] = [[] for _ in rows]
         with self._dropping_gradients_on_error(), self._noise():
             for number, batch in enumerate(batches, 1):
-                value, more, current = self._backward(batch, loss, temperature, name=f"micro-batch {number} of {len(batches)}")
+                value, more, current = self._backward(batch, known, temperature, name=f"micro-batch {number} of {len(batches)}")
                 total += value
                 for key, amount in more.items():
                     sums[key] = sums.get(key, 0.0) + amount
@@ -130,10 +127,10 @@ class LocalEngine(Reader):
         self.optimizer.load(state.moments, state.steps)
         self._updates, self._calls = state.updates, 0
 
-    def _backward(self, batch: MicroBatch, loss: LossFunction, temperature: float, *, name: str) -> tuple[float, dict[str, float], Tensor]:
+    def _backward(self, batch: MicroBatch, loss: Loss, temperature: float, *, name: str) -> tuple[float, dict[str, float], Tensor]:
         """-> (loss, sums, log-probs [N]). The graph is gone on return."""
         with mode(self.model, training=self.dropout), fast_products(self.device, self.autocast):
-            readout = partial(score, gradient=_announced(loss, batch)) if getattr(loss, "constant_gradient", False) else self.readout
+            readout = partial(score, gradient=_announced(loss, batch)) if loss.constant_gradient else self.readout
             current, entropy = readout(self.model, batch, temperature=temperature, dtype=self.autocast)
             check_finite(current, batch, name, self.reads)
             value, sums = loss(batch.to_rows(current), batch.with_entropy(entropy))
@@ -188,11 +185,13 @@ class LocalEngine(Reader):
 
 def _announced(loss: LossFunction, batch: MicroBatch) -> Tensor:
     """[N]: the loss's derivative by each log-prob, for a loss whose derivative is the same wherever it is taken."""
-    anywhere = torch.zeros(batch.trained_tokens, device=batch.targets.device, requires_grad=True)
+    anywhere, entropy = (torch.zeros(batch.trained_tokens, device=batch.targets.device, requires_grad=True) for _ in range(2))
     if not batch.trained_tokens:
         return anywhere.detach()
-    value, _ = loss(batch.to_rows(anywhere), batch.with_entropy(torch.zeros_like(anywhere)))
-    (gradient,) = torch.autograd.grad(value, anywhere)
+    value, _ = loss(batch.to_rows(anywhere), batch.with_entropy(entropy))
+    gradient, by_entropy = torch.autograd.grad(value, (anywhere, entropy), allow_unused=True)
+    if by_entropy is not None:
+        raise RuntimeError("a loss of constant gradient may not read the entropy, which has no gradient in one pass")
     return gradient
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from postgrad import formulas
 from postgrad.data import Pair
-from postgrad.protocols import BackwardResult, Engine, LossFunction, Rows
+from postgrad.protocols import BackwardResult, Engine, Loss, Rows
 from postgrad.train.loop import Timer
 from postgrad.train.order import CountedBatches
 from postgrad.train.pairs import pair_rows, sides_of, token_counts
@@ -75,7 +75,7 @@ LOSSES: Mapping[str, Callable[[PairNumbers, DPOLoss, str], Tensor]] = {
 """Every loss of a pair by name, [P] each. `sft` (the chosen answers' mean negative log-likelihood) is added beside them."""
 
 
-def pair_loss(loss: DPOLoss, *, pairs: float, chosen_tokens: float) -> LossFunction:
+def pair_loss(loss: DPOLoss, *, pairs: float, chosen_tokens: float) -> Loss:
     """The mean over the batch's pairs of the weighted losses, plus `sft` as the mean over its chosen tokens."""
 
     def function(logprobs: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
@@ -88,9 +88,7 @@ def pair_loss(loss: DPOLoss, *, pairs: float, chosen_tokens: float) -> LossFunct
                 total = total + weight * LOSSES[kind](numbers, loss, kind).sum() / pairs
         return total, pair_sums(numbers, loss)
 
-    function.whole_groups = True  # type: ignore[attr-defined]
-    function.whole_batch = any(kind in formulas.WHOLE_BATCH_DPO_LOSSES for kind in loss.kinds)  # type: ignore[attr-defined]
-    return function
+    return Loss(function, whole_groups=True, whole_batch=any(kind in formulas.WHOLE_BATCH_DPO_LOSSES for kind in loss.kinds))
 
 
 def pair_numbers(logprobs: Tensor, rows: Rows, loss: DPOLoss) -> PairNumbers:

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from postgrad import formulas
-from postgrad.protocols import BackwardResult, Engine, LossFunction, Rows
+from postgrad.protocols import BackwardResult, Engine, Loss, Rows
 from postgrad.train.credit import Hook
 from postgrad.train.judged import Denominators, JudgedGroup, Minibatch, split_minibatches
 from postgrad.train.judging import Scored, joined, judge, score
@@ -42,7 +42,7 @@ KL = {"k1": formulas.kl_k1, "k2": formulas.kl_k2, "k3": formulas.kl_k3}
 # ④ the loss ------------------------------------------------------------------------------------------------------------------------
 
 
-def grpo_loss(settings: LossSettings, batch: Denominators, *, own_old: bool = False) -> LossFunction:
+def grpo_loss(settings: LossSettings, batch: Denominators, *, own_old: bool = False) -> Loss:
     """The loss of the GRPO family. Rows carry `per_row["advantages"]`, or `per_token["advantages"]` where turns are
     credited, `per_token["old_logprobs"]` unless the policy is its own π_old (`own_old`: no row of the batch carries them), and with a KL
     term `per_token["reference_logprobs"]`."""
@@ -62,8 +62,7 @@ def grpo_loss(settings: LossSettings, batch: Denominators, *, own_old: bool = Fa
         return aggregate(settings, per_token, rows, batch), sums
 
     # With ratio 1 every surrogate's derivative by a log-prob is −A times its share of the mean, whatever the log-prob is.
-    loss.constant_gradient = own_old and not settings.kl_coef  # type: ignore[attr-defined]
-    return loss
+    return Loss(loss, constant_gradient=own_old and not settings.kl_coef)
 
 
 def policy_ratio(level: Literal["token", "sequence"], current: Tensor, old: Tensor, mask: Tensor) -> Tensor:

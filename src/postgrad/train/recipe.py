@@ -138,7 +138,7 @@ class SFTBatch(Section):
     tokens: PositiveInt | None = None
     """Fill each step with whole rows up to this many tokens, instead of a number of rows. No row is ever split."""
     tokens_per_micro_batch: PositiveInt = 1024
-    """Tokens computed at once: memory, not mathematics. On a CPU more of them are no faster; an accelerator wants more."""
+    """Tokens computed at once: memory, not mathematics. On a CPU more of them are no faster; an accelerator may want more."""
 
     @model_validator(mode="after")
     def _one_size(self) -> SFTBatch:
@@ -155,7 +155,7 @@ class GRPOBatch(Section):
     epochs: PositiveInt = 1
     """Passes over one rollout batch. More than one update per batch makes later ones off-policy: the ratio and its clip act."""
     tokens_per_micro_batch: PositiveInt = 2048
-    """Tokens computed at once: memory, not mathematics. On a CPU more of them are no faster; an accelerator wants more."""
+    """Tokens computed at once: memory, not mathematics. On a CPU more of them are no faster; an accelerator may want more."""
 
     @model_validator(mode="after")
     def _whole_groups(self) -> GRPOBatch:
@@ -285,7 +285,7 @@ class PairBatch(Section):
     pairs: PositiveInt = 8
     """Pairs (or labelled answers) of one optimizer step."""
     tokens_per_micro_batch: PositiveInt = 1024
-    """Tokens computed at once: memory, not mathematics. On a CPU more of them are no faster; an accelerator wants more."""
+    """Tokens computed at once: memory, not mathematics. On a CPU more of them are no faster; an accelerator may want more."""
 
 
 class RewardLoss(Section):
@@ -533,7 +533,7 @@ class PPOBatch(Section):
     epochs: PositiveInt = 2
     """Passes over the rollouts of one iteration."""
     tokens_per_micro_batch: PositiveInt = 2048
-    """Tokens computed at once: memory, not mathematics. On a CPU more of them are no faster; an accelerator wants more."""
+    """Tokens computed at once: memory, not mathematics. On a CPU more of them are no faster; an accelerator may want more."""
 
 
 class PPORollout(Rollout):

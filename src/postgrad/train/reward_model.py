@@ -18,7 +18,7 @@ from torch import Tensor
 
 from postgrad import formulas
 from postgrad.data import Pair
-from postgrad.protocols import Engine, LossFunction, Rows
+from postgrad.protocols import Engine, Loss, Rows
 from postgrad.rewards.doctor.preference import FEWEST_PAIRS, reward_model_notes
 from postgrad.train.loop import Timer
 from postgrad.train.order import CountedBatches
@@ -40,7 +40,7 @@ def score_rows(pairs: Sequence[Pair]) -> list[TrainRow]:
     return rows
 
 
-def reward_loss(margins: Sequence[float | None], *, center_coef: float, pairs: float) -> LossFunction:
+def reward_loss(margins: Sequence[float | None], *, center_coef: float, pairs: float) -> Loss:
     """Mean over the batch's pairs of `formulas.bradley_terry_loss`. A pair without a margin has margin 0."""
     all_margins = torch.tensor([0.0 if margin is None else margin for margin in margins])
 
@@ -59,8 +59,7 @@ def reward_loss(margins: Sequence[float | None], *, center_coef: float, pairs: f
             }
         return each.sum() / pairs, sums
 
-    loss.whole_groups = True  # type: ignore[attr-defined]
-    return loss
+    return Loss(loss, whole_groups=True)
 
 
 class RewardModelling:

@@ -334,6 +334,8 @@ def environment() -> dict[str, Any]:
     """Versions and machine facts that a result depends on. No environment variables: they may hold secrets."""
     import torch
 
+    from postgrad.models.products import onednn_is_faster
+
     versions: dict[str, str | None] = {}
     for name in PACKAGES:
         try:
@@ -343,4 +345,5 @@ def environment() -> dict[str, Any]:
     return {
         "python": sys.version.split()[0], "platform": platform.platform(), "processor": platform.machine(), "versions": versions,
         "threads": torch.get_num_threads(), "cuda": torch.cuda.is_available(),
+        "cpu_fp32_products": "onednn" if onednn_is_faster() else "pytorch",
     }  # fmt: skip

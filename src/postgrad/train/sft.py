@@ -15,7 +15,7 @@ from torch import Tensor
 
 from postgrad.errors import DataError
 from postgrad.formulas import token_mean
-from postgrad.protocols import BackwardResult, Engine, LossFunction, Rows
+from postgrad.protocols import BackwardResult, Engine, Loss, Rows
 from postgrad.train.loop import Timer
 from postgrad.train.order import Batches, CountedBatches, FilledBatches
 from postgrad.train.recipe import SFTRecipe
@@ -26,14 +26,13 @@ from postgrad.types import TrainRow
 DEFAULT_ROWS = 8
 
 
-def sft_loss(trained_tokens: float) -> LossFunction:
+def sft_loss(trained_tokens: float) -> Loss:
     """−(1 / N) Σ log π(token), N = trained tokens of the whole batch."""
 
     def loss(logprobs: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
         return token_mean(-logprobs, rows.mask, denominator=trained_tokens), {}
 
-    loss.constant_gradient = True  # type: ignore[attr-defined]
-    return loss
+    return Loss(loss, constant_gradient=True)
 
 
 def batches_of(recipe: SFTRecipe, train: Sequence[TrainRow]) -> Batches:
