@@ -24,7 +24,7 @@ from postgrad.train.recipe import RewardRecipe
 from postgrad.train.reward_model import RewardModelling
 
 from . import same, trl_side
-from .test_dpo import END_IS_LAST, PairEngine
+from .test_dpo import END_IS_LAST
 
 from datasets import Dataset  # isort: skip  (after trl_side, which skips the module where TRL is absent)
 from trl import RewardConfig, RewardTrainer  # isort: skip
@@ -68,7 +68,7 @@ def our_step(model: Any, pairs: Sequence[Pair], *, center: float = 0.0, budget: 
             "batch": {"pairs": len(pairs), "tokens_per_micro_batch": budget}, "loss": {"center_coef": center},
         }
     )  # fmt: skip
-    engine = PairEngine(model, tokens_per_micro_batch=budget, reads="values")
+    engine = same.RecordingEngine(model, tokens_per_micro_batch=budget, reads="values")
     metrics = RewardModelling(recipe, None, engine, pairs, []).step(1)  # type: ignore[arg-type]
     assert engine.micro_batches > 1, "the batch should not fit one micro-batch"
     return same.Step(metrics["loss"], engine.gradients[0], metrics)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from postgrad.models.sampler import LocalSampler
-from postgrad.models.serving import PackedLinear, Serving, can_pack, contents, fingerprint
+from postgrad.models.serving import PackedLinear, Serving, can_pack, computed_by_few_rows, contents, few_rows, fingerprint
 from postgrad.protocols import Completion, SampleKey, SamplingParams, TurnRequest
 from postgrad.testing.tiny import ARCHITECTURES, Architecture, tiny_model
 
@@ -209,3 +209,23 @@ def test_a_packed_linear_layer_is_the_linear_layer(dtype: torch.dtype, bias: boo
     x = torch.randn(1, 37, 48, generator=torch.Generator().manual_seed(0)).to(dtype)
     with torch.no_grad():
         torch.testing.assert_close(packed(x), layer(x))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1, 16, 40), (16, 40), (1, 128, 40), (2, 100, 40)])
+def test_few_rows_are_the_linear_layer_and_dense(shape: tuple[int, ...], bias: bool) -> None:
+    layer, x = nn.Linear(40, 24, bias=bias), torch.randn(shape)
+    made = few_rows(x, layer.weight, layer.bias)
+    torch.testing.assert_close(made, layer(x))
+    assert made.is_contiguous()
+
+
+def test_linear_layers_are_themselves_again_after_serving() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    kept = model[1].forward = model[1].forward  # as an offloading hook leaves it
+    with pytest.raises(ZeroDivisionError), computed_by_few_rows(model):
+        assert "forward" in vars(model[0])
+        assert vars(model[1])["forward"] is kept
+        raise ZeroDivisionError
+    assert "forward" not in vars(model[0])
+    assert vars(model[1])["forward"] is kept
