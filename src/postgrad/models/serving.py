@@ -41,7 +41,7 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if len(rows) > _FEW_ROWS or x.device.type != "cpu":
         return linear(x, weight, bias)
     product = weight @ rows.t() if bias is None else torch.addmm(bias[:, None], weight, rows.t())
-    return product.t().contiguous().unflatten(0, x.shape[:-1])
+    return product.t().contiguous().view(*x.shape[:-1], -1)
 
 
 @contextmanager
