@@ -44,7 +44,7 @@ class Way:
 
 PLAIN = Way()
 WAYS = {
-    # What `postgrad.models.allocator` sets for its own process: much of TRL's time on a CPU is page faults.
+    # Keeps what is freed, as `postgrad.models.allocator` does in its own process: much of TRL's time on a CPU is page faults.
     "tuned_allocator": Way({"MALLOC_TOP_PAD_": "67108864", "MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "2147483647"}),
     "whole_batch": Way(options=("--whole-batch",)),
 }
