@@ -2,7 +2,7 @@
 
     python -m benchmarks.scaling [--axis vocabulary] [--threads 2]
 
-Every point is a process of its own: two steps to warm up, two timed; memory is the peak over the loaded model. Ends with status 1 when one
+Every point is a process of its own: one step to warm up, one timed; memory is the peak over the loaded model. Ends with status 1 when one
 of the `MUST_HOLD` does not.
 """
 
@@ -27,7 +27,8 @@ from benchmarks.worker import environment, peak_mib
 
 RESULTS, PAGE = ROOT / "benchmarks" / "scaling.json", ROOT / "docs" / "scaling.md"
 BEGIN, END = "<!-- tables: written by make scaling -->", "<!-- end of tables -->"
-WARM_UP, TIMED = 2, 1
+STEPS = 2
+"""The last one is timed; before it there are no moments."""
 COMPLETION, TURN = 64, 32
 """Tokens sampled per rollout, and per turn of an agent, in the points about GRPO."""
 
@@ -72,14 +73,14 @@ def job(axis: str, value: int, folder: Path) -> Any:
 
     def sft(lengths: Sequence[tuple[int, int]], **more: Any) -> Job:
         recipe = {"method": "sft", "data": DATA | {"max_length": 4096}, "batch": {"rows": len(lengths)}, **more}
-        return Job(recipe, partial(workloads.sft_rows, lengths, WARM_UP + TIMED))
+        return Job(recipe, partial(workloads.sft_rows, lengths, STEPS))
 
     def grpo(group: int, rows: Callable[[], Sequence[Any]], turns: int = 1, **rollout: Any) -> Job:
         tools = {"tools": ["workloads.py:multiply"], "chat_template": "qwen"} if "max_turns" in rollout else {}
         sizes = {"batch": {"prompts": 1}, "rollout": {"group_size": group, "max_tokens": COMPLETION} | rollout}
         return Job(GRPO_RECIPE | sizes | tools, rows, forcing(turns, COMPLETION, group))
 
-    prompts = partial(workloads.prompt_rows, 1, steps=WARM_UP + TIMED)
+    prompts = partial(workloads.prompt_rows, 1, steps=STEPS)
     jobs: Mapping[str, Callable[[], Job]] = {
         "batch": lambda: sft([(64, 192)] * value),
         "tokens": lambda: sft([(value // 4, value - value // 4)] * 2),
@@ -113,17 +114,15 @@ def point(axis: str, value: int) -> dict[str, Any]:
 
     with ExitStack() as stack:
         run = Run(job(axis, value, Path(stack.enter_context(tempfile.TemporaryDirectory()))), stack)
-        seconds, trained = [], []
-        for number in range(1, WARM_UP + TIMED + 1):
+        for number in range(1, STEPS + 1):
             start = time.perf_counter()
             metrics = run.step(number)
-            seconds.append(time.perf_counter() - start)
-            trained.append(metrics["time/train_s"])
+            seconds = time.perf_counter() - start
         # The gradient and AdamW's two moments: any trainer of all weights has them, however it computes the loss.
         held = 3 * sum(weight.numel() * weight.element_size() for weight in run.model.model.parameters()) / 2**20
         peak = peak_mib() - run.loaded_mib
         return {
-            "value": value, "step_s": round(min(seconds[WARM_UP:]), 3), "train_s": round(min(trained[WARM_UP:]), 3),
+            "value": value, "step_s": round(seconds, 3), "train_s": round(metrics["time/train_s"], 3),
             "peak_mib": round(peak, 1), "beyond_weights_mib": round(peak - held, 1),
             "tokens": sum(len(row.token_ids) for row in run.rows), "trained_tokens": sum(row.trained_tokens for row in run.rows),
         }  # fmt: skip
