@@ -92,6 +92,23 @@ def test_one_pass_refuses_a_loss_that_differs_from_its_announcement() -> None:
     assert weight.grad is None
 
 
+@pytest.mark.parametrize("one_pass", [True, False])
+def test_the_weights_gradient_can_be_added_where_one_has_accumulated(one_pass: bool) -> None:
+    hidden, weight, targets = problem(9, 40, dtype=torch.float64)
+    upstream = torch.linspace(-1, 2, 9, dtype=torch.float64)
+    selected_logprobs(hidden, weight, targets, temperature=1.3, tile=7)[0].backward(upstream)
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    alone, accumulated = hidden.grad.clone(), weight.grad
+    expected = 2 * accumulated
+    hidden.grad = None
+    announced = upstream if one_pass else None
+    selected_logprobs(hidden, weight, targets, temperature=1.3, tile=7, gradient=announced, into=accumulated)[0].backward(upstream)
+    torch.testing.assert_close(hidden.grad, alone)
+    assert weight.grad is accumulated
+    torch.testing.assert_close(accumulated, expected)
+
+
 def test_one_pass_makes_each_logit_once() -> None:
     class Products(TorchDispatchMode):
         made = 0

@@ -24,7 +24,8 @@ def score(
 ) -> tuple[Tensor, Tensor]:
     """Log-probs [N] and entropies [N] in nats at the temperature, differentiable. `dtype`: of the matrix products.
 
-    gradient [N]: the loss's derivative by each log-prob where it is known before they are; see `heads.selected_logprobs`.
+    gradient [N]: the loss's derivative by each log-prob where it is known before they are; see `heads.selected_logprobs`. The head's
+    weight has its gradient added to the one that has accumulated, if there is one.
     """
     device = batch.input_ids.device
     if not batch.trained_tokens:
@@ -34,7 +35,7 @@ def score(
         head = output_head(model)
         return selected_logprobs(
             hidden, head.weight, batch.targets, temperature=temperature,
-            bias=head.bias, scale=head.scale, softcap=head.softcap, gradient=gradient,
+            bias=head.bias, scale=head.scale, softcap=head.softcap, gradient=gradient, into=head.weight.grad,
         )  # fmt: skip
 
 

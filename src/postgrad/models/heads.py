@@ -40,6 +40,7 @@ def selected_logprobs(
     scale: float = 1.0,
     softcap: float | None = None,
     gradient: Tensor | None = None,
+    into: Tensor | None = None,
     tile: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs (nats) of `targets` under softmax(z / temperature), and that distribution's entropy.
@@ -51,6 +52,8 @@ def selected_logprobs(
     alone pays nothing for its gradient.
     gradient [N]: the loss's derivative by each log-prob, where it is known already: one pass instead of two, and an entropy without a
     gradient. The backward raises `RuntimeError` if the loss turns out to have another derivative.
+    into [V, width]: where the weight's gradient is added as it is made, instead of being handed to autograd, which would hold another
+    tensor of that size through the whole backward. With `gradient` that is before this function returns.
     `tile` is the number of vocabulary entries per tile, with `gradient` the number of tokens (None: by size). Matrix products run in the
     autocast dtype if there is one.
 
@@ -70,10 +73,10 @@ def selected_logprobs(
     with torch.autocast(hidden.device.type, enabled=False):  # it would take the statistics' dot products to bf16 as well
         if gradient is None:
             width = tile or _slice_width(tokens, vocabulary)
-            result = _TwoPasses.apply(hidden, weight, bias, targets, width, dtype, bent)  # type: ignore[no-untyped-call]
+            result = _TwoPasses.apply(hidden, weight, bias, targets, width, dtype, bent, into)  # type: ignore[no-untyped-call]
         else:
             rows = tile or max(1, _TILE_ELEMENTS // vocabulary)
-            result = _OnePass.apply(hidden, weight, bias, targets, rows, dtype, bent, gradient)  # type: ignore[no-untyped-call]
+            result = _OnePass.apply(hidden, weight, bias, targets, rows, dtype, bent, into, gradient)  # type: ignore[no-untyped-call]
     return cast("tuple[Tensor, Tensor]", result)
 
 
@@ -81,7 +84,7 @@ class _TwoPasses(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, width: int, dtype: torch.dtype,
-        softcap: _Softcap | None,
+        softcap: _Softcap | None, into: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         head = _Head(hidden.to(dtype), weight, bias, targets, width, softcap)
         target_logits = torch.empty(targets.shape, dtype=at_least_fp32(hidden.dtype), device=hidden.device)
@@ -96,7 +99,7 @@ class _TwoPasses(torch.autograd.Function):
         mean_logit = ((by_tile - log_normaliser).exp() * torch.stack(means)).sum(0)
         logprobs, entropy = target_logits - log_normaliser, log_normaliser - mean_logit
         ctx.save_for_backward(head.hidden, weight, bias, targets, log_normaliser, logprobs, entropy)
-        ctx.width, ctx.softcap, ctx.hidden_dtype = width, softcap, hidden.dtype
+        ctx.width, ctx.softcap, ctx.into, ctx.hidden_dtype = width, softcap, into, hidden.dtype
         ctx.set_materialize_grads(False)
         return logprobs, entropy
 
@@ -104,26 +107,26 @@ class _TwoPasses(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None and grad_entropy is None:
-            return (None,) * 7
+            return (None,) * 8
         hidden, weight, bias, targets, log_normaliser, logprobs, entropy = ctx.saved_tensors
         head = _Head(hidden, weight, bias, targets, ctx.width, ctx.softcap)
         upstream = _Upstream(log_normaliser, torch.zeros_like(logprobs) if grad is None else grad, grad_entropy, entropy, ctx.softcap)
         at_target = upstream.at_target(logprobs)
-        total = _Gradients.zeros(head, ctx.needs_input_grad)
+        total = _Gradients.begun(head, ctx.needs_input_grad, ctx.into)
         for tile in head.tiles():
             _to_gradient(tile, upstream, at_target)
             total.add(tile, hidden, slice(None))
-        return (*total.cast(ctx.hidden_dtype, weight, bias), None, None, None, None)
+        return (*total.results(ctx.hidden_dtype, weight, bias, ctx.into), None, None, None, None, None)
 
 
 class _OnePass(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: int, dtype: torch.dtype,
-        softcap: _Softcap | None, gradient: Tensor,
+        softcap: _Softcap | None, into: Tensor | None, gradient: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         whole = _Head(hidden.to(dtype), weight.to(dtype), bias, targets, weight.shape[0], softcap)
-        total = _Gradients.zeros(whole, ctx.needs_input_grad)
+        total = _Gradients.begun(whole, ctx.needs_input_grad, into)
         logprobs, entropies = [], []
         for start in range(0, len(targets), rows):
             part = slice(start, start + rows)
@@ -137,7 +140,7 @@ class _OnePass(torch.autograd.Function):
             total.add(tile, head.hidden, part)
             logprobs.append(logprob)
             entropies.append(entropy)
-        ctx.save_for_backward(gradient, *total.cast(hidden.dtype, weight, bias))
+        ctx.save_for_backward(gradient, *total.results(hidden.dtype, weight, bias, into))
         ctx.set_materialize_grads(False)
         entropy = torch.cat(entropies)
         ctx.mark_non_differentiable(entropy)
@@ -147,11 +150,11 @@ class _OnePass(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * 8
+            return (None,) * 9
         announced, *gradients = ctx.saved_tensors
         if not torch.equal(grad, announced):
             raise RuntimeError("the loss has another derivative by the log-probs than the one that was announced")
-        return (*gradients, None, None, None, None, None)
+        return (*gradients, None, None, None, None, None, None)
 
 
 class _Softcap(NamedTuple):
@@ -265,11 +268,16 @@ class _Gradients(NamedTuple):
     bias: Tensor | None
 
     @classmethod
-    def zeros(cls, head: _Head, needed: tuple[bool, ...]) -> _Gradients:
+    def begun(cls, head: _Head, needed: tuple[bool, ...], into: Tensor | None) -> _Gradients:
+        """Zeros, and `into` for the weight where it is given."""
         shapes = (head.hidden.shape, head.weight.shape, head.weight.shape[:1])
         exact, device = at_least_fp32(head.hidden.dtype), head.hidden.device
+        given = (None, into, None)
         return cls(
-            *(torch.zeros(shape, dtype=exact, device=device) if need else None for shape, need in zip(shapes, needed[:3], strict=True))
+            *(
+                (torch.zeros(shape, dtype=exact, device=device) if there is None else there) if need else None
+                for shape, need, there in zip(shapes, needed[:3], given, strict=True)
+            )
         )
 
     def add(self, tile: _Tile, hidden: Tensor, rows: slice) -> None:
@@ -281,8 +289,10 @@ class _Gradients(NamedTuple):
         if self.bias is not None:
             self.bias[tile.vocabulary] += tile.logits.sum(0, dtype=self.bias.dtype)
 
-    def cast(self, hidden: torch.dtype, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _cast(self.hidden, hidden), _cast(self.weight, weight.dtype), _cast(self.bias, weight.dtype if bias is None else bias.dtype)
+    def results(self, hidden: torch.dtype, weight: Tensor, bias: Tensor | None, into: Tensor | None) -> tuple[Tensor | None, ...]:
+        """What autograd is told, in the inputs' dtypes; of a weight whose gradient is there already, nothing."""
+        by_weight = None if self.weight is into else _cast(self.weight, weight.dtype)
+        return _cast(self.hidden, hidden), by_weight, _cast(self.bias, weight.dtype if bias is None else bias.dtype)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
