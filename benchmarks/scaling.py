@@ -179,6 +179,7 @@ def main() -> None:
     found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
     for axis in args.axis or AXES:
         found[axis] = measure(axis, args.threads)
+    found = {axis: found[axis] for axis in AXES if axis in found}
     RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     replace_between(PAGE, BEGIN, END, tables(found))
     broken = [rule for rule, ratio in judged(found) if ratio > rule.at_most]
