@@ -34,6 +34,6 @@ def test_a_step_makes_no_logit_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     def second_pass(*_: object) -> None:
         raise AssertionError("two passes over the head")
 
-    monkeypatch.setattr(heads._TwoPasses, "apply", second_pass)
     method = SFT(recipe, None, LocalEngine(tiny_model()), rows, [])  # type: ignore[arg-type]
+    monkeypatch.setattr(heads._TwoPasses, "apply", second_pass)  # only now: the engine compares the model's head with it
     assert method.step(1)["loss"] > 0
