@@ -123,6 +123,31 @@ def test_a_loss_of_constant_gradient_gives_the_same_in_one_pass(architecture: An
     assert worst(gradients(model), expected) < 1e-5
 
 
+@pytest.mark.parametrize("constant", [True, False])
+def test_once_a_gradient_has_accumulated_nothing_of_the_heads_size_is_made(constant: bool) -> None:
+    model: Any = tiny_model("qwen3")  # whose embedding is a weight of its own
+    model.get_input_embeddings().weight.requires_grad_(requires_grad=False)
+    engine, head = LocalEngine(model), model.get_output_embeddings().weight
+
+    class NewTensors(TorchDispatchMode):
+        made = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            result = func(*args, **(kwargs or {}))
+            known = (head.data_ptr(), 0 if head.grad is None else head.grad.data_ptr())
+            if isinstance(result, Tensor) and result.shape == head.shape and result.data_ptr() not in known:
+                self.made += 1
+            return result
+
+    def linear(logprobs: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
+        return -logprobs.sum(), {}
+
+    for expected in (True, False):
+        with NewTensors() as new:
+            engine.forward_backward(rows_of(), Loss(linear, constant_gradient=constant))
+        assert (new.made > 0) is expected
+
+
 def test_a_loss_that_is_not_as_constant_as_it_says_trains_nothing() -> None:
     model = tiny_model()
     with pytest.raises(RuntimeError, match="another derivative"):

@@ -109,6 +109,12 @@ def test_the_weights_gradient_can_be_added_where_one_has_accumulated(one_pass: b
     torch.testing.assert_close(accumulated, expected)
 
 
+def test_a_gradient_is_not_added_up_in_bf16() -> None:
+    hidden, weight, targets = problem(3, 8)
+    with pytest.raises(ValueError, match="give `into` in fp32"):
+        selected_logprobs(hidden, weight, targets, temperature=1.0, into=torch.zeros(8, 16, dtype=torch.bfloat16))
+
+
 def test_one_pass_makes_each_logit_once() -> None:
     class Products(TorchDispatchMode):
         made = 0

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from postgrad.models.sampler import LocalSampler
 from postgrad.models.serving import PackedLinear, Serving, can_pack, computed_by_few_rows, contents, few_rows, fingerprint
@@ -228,3 +229,21 @@ def test_linear_layers_are_themselves_again_after_serving() -> None:
         assert vars(model[1])["forward"] is hooked
     assert "forward" not in vars(model[0])
     assert vars(model[1])["forward"] is hooked
+
+
+def test_no_product_of_a_decode_step_has_the_few_rows_first() -> None:
+    class Products(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first: list[int] = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+                self.first.append(args[-2].shape[0])
+            return func(*args, **(kwargs or {}))
+
+    sampler = sampler_of(tiny_model(num_key_value_heads=4))  # so that no layer is as narrow as the 16 rows
+    with Products() as products:
+        sampler.generate(REQUESTS, SamplingParams(temperature=1.0))
+    assert len(products.first) > 100
+    assert min(products.first) >= 32, "16 rows first"

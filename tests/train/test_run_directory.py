@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from postgrad.errors import RecipeError
+from postgrad.models.products import onednn_is_faster
 from postgrad.train.recipe import SFTRecipe
 from postgrad.train.run_directory import RunDirectory, open_run, read_jsonl
 
@@ -28,7 +29,9 @@ def test_run_folder_records_recipe_and_environment(tmp_path):
         pass
     assert (folder / "recipe.yaml").read_text() == "method: sft  # mine\n"
     assert json.loads((folder / "resolved.json").read_text())["recipe"]["optimizer"]["learning_rate"] == 1e-5
-    assert json.loads((folder / "environment.json").read_text())["versions"]["torch"]
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["versions"]["torch"]
+    assert environment["cpu_fp32_products"] == ("onednn" if onednn_is_faster() else "pytorch")
 
 
 def test_environment_record_holds_no_environment_variable(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.models.attention import attend_with, body, output_head, scalar_head
-from postgrad.models.dtype import autocast
+from postgrad.models.dtype import at_least_fp32, autocast
 from postgrad.models.heads import selected_logprobs
 from postgrad.models.micro_batch import MicroBatch
 
@@ -25,7 +25,7 @@ def score(
     """Log-probs [N] and entropies [N] in nats at the temperature, differentiable. `dtype`: of the matrix products.
 
     gradient [N]: the loss's derivative by each log-prob where it is known before they are; see `heads.selected_logprobs`. The head's
-    weight has its gradient added to the one that has accumulated, if there is one.
+    weight has its gradient added to the one that has accumulated, if there is one (in fp32).
     """
     device = batch.input_ids.device
     if not batch.trained_tokens:
@@ -35,8 +35,13 @@ def score(
         head = output_head(model)
         return selected_logprobs(
             hidden, head.weight, batch.targets, temperature=temperature,
-            bias=head.bias, scale=head.scale, softcap=head.softcap, gradient=gradient, into=head.weight.grad,
+            bias=head.bias, scale=head.scale, softcap=head.softcap, gradient=gradient, into=_accumulated(head.weight),
         )  # fmt: skip
+
+
+def _accumulated(weight: Tensor) -> Tensor | None:
+    grad = weight.grad
+    return grad if grad is not None and grad.dtype == at_least_fp32(grad.dtype) else None
 
 
 def value(model: nn.Module, batch: MicroBatch, *, temperature: float, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:

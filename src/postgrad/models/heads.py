@@ -16,6 +16,7 @@ g · (1 − p), are fp32: in bf16 `exp(logits − logZ)` is wrong by per cents, 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -52,8 +53,8 @@ def selected_logprobs(
     alone pays nothing for its gradient.
     gradient [N]: the loss's derivative by each log-prob, where it is known already: one pass instead of two, and an entropy without a
     gradient. The backward raises `RuntimeError` if the loss turns out to have another derivative.
-    into [V, width]: where the weight's gradient is added as it is made, instead of being handed to autograd, which would hold another
-    tensor of that size through the whole backward. With `gradient` that is before this function returns.
+    into [V, width], at least fp32: where the weight's gradient is added as it is made, instead of being handed to autograd, which would
+    hold another tensor of that size through the whole backward. With `gradient` that is before this function returns.
     `tile` is the number of vocabulary entries per tile, with `gradient` the number of tokens (None: by size). Matrix products run in the
     autocast dtype if there is one.
 
@@ -68,6 +69,8 @@ def selected_logprobs(
     if factor != 1.0:
         hidden = hidden.to(at_least_fp32(hidden.dtype)) * factor
         bias = None if bias is None else bias * factor
+    if into is not None and into.dtype != at_least_fp32(into.dtype):
+        raise ValueError(f"a gradient that is added up in {into.dtype} loses digits: give `into` in fp32")
     dtype = product_dtype(hidden)
     tokens, vocabulary = hidden.shape[0], weight.shape[0]
     with torch.autocast(hidden.device.type, enabled=False):  # it would take the statistics' dot products to bf16 as well
@@ -270,14 +273,12 @@ class _Gradients(NamedTuple):
     @classmethod
     def begun(cls, head: _Head, needed: tuple[bool, ...], into: Tensor | None) -> _Gradients:
         """Zeros, and `into` for the weight where it is given."""
-        shapes = (head.hidden.shape, head.weight.shape, head.weight.shape[:1])
-        exact, device = at_least_fp32(head.hidden.dtype), head.hidden.device
-        given = (None, into, None)
+        zeros = partial(torch.zeros, dtype=at_least_fp32(head.hidden.dtype), device=head.hidden.device)
+        by_hidden, by_weight, by_bias = needed[:3]
         return cls(
-            *(
-                (torch.zeros(shape, dtype=exact, device=device) if there is None else there) if need else None
-                for shape, need, there in zip(shapes, needed[:3], given, strict=True)
-            )
+            zeros(head.hidden.shape) if by_hidden else None,
+            (zeros(head.weight.shape) if into is None else into) if by_weight else None,
+            zeros(head.weight.shape[:1]) if by_bias else None,
         )
 
     def add(self, tile: _Tile, hidden: Tensor, rows: slice) -> None:
