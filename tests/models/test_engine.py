@@ -277,16 +277,43 @@ def test_a_loss_that_is_not_finite_names_its_micro_batch_and_changes_nothing() -
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
 
 
-def test_a_gradient_that_is_not_finite_names_its_micro_batch_and_weight() -> None:
+def test_a_derivative_that_is_not_finite_names_its_rows() -> None:
     """sqrt has a finite value and an infinite slope at 0."""
 
     def steep(logprobs: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
         return (logprobs - logprobs.detach()).abs().sqrt().sum(), {}
 
     model = tiny_model()
-    with pytest.raises(RunError, match=r"gradient is not finite after micro-batch 1 of 1 \(model.embed_tokens.weight"):
+    with pytest.raises(RunError, match="the loss of micro-batch 1 of 1 is finite, its derivative by the log-probs is not") as caught:
         LocalEngine(model).forward_backward(rows_of(), steep)
+    assert (caught.value.where or "").startswith("rows ")
     assert gradients(model) == {}
+
+
+@pytest.mark.parametrize("budget", [4096, 15])
+def test_a_gradient_that_overflows_in_the_model_names_its_weights(budget: int) -> None:
+    def huge(logprobs: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
+        return ((logprobs - logprobs.detach()) * 3e38).sum(), {}
+
+    model = tiny_model()
+    with pytest.raises(RunError, match=r"the gradient is not finite \(model.embed_tokens.weight"):
+        LocalEngine(model, tokens_per_micro_batch=budget).forward_backward(rows_of(), huge)
+    assert gradients(model) == {}
+
+
+def test_before_the_first_of_several_micro_batches_every_weight_has_a_gradient() -> None:
+    """So that they never lie between activations; a single micro-batch's take the place of its activations."""
+    model, seen = tiny_model(), []
+
+    def looking(logprobs: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
+        seen.append(sum(weight.grad is not None for weight in model.parameters()))
+        return -logprobs.sum(), {}
+
+    LocalEngine(model).forward_backward(rows_of(), looking)
+    model.zero_grad()
+    LocalEngine(model, tokens_per_micro_batch=15).forward_backward(rows_of(), looking)
+    assert len(seen) > 2
+    assert seen[:2] == [0, len(list(model.parameters()))]
 
 
 def test_weights_that_are_not_finite_are_never_scored_silently() -> None:

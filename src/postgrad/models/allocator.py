@@ -11,10 +11,7 @@ import platform
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 """Parameters of `mallopt` (malloc.h)."""
-_HUGE = 64 << 20
-"""Bytes from which a block is a mapping of its own all the same: the gradient of a large vocabulary's head. There are few of them, so
-their page faults cost little, and in the heap one that does not fit where the last one was would leave a hole of its size."""
-_KEPT = (1 << 31) - 1
+_LARGE = 1 << 30
 
 
 def keep_freed_memory() -> bool:
@@ -22,6 +19,6 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    settings = {_MMAP_THRESHOLD: _HUGE, _TRIM_THRESHOLD: _KEPT, _TOP_PAD: 64 << 20}
+    settings = {_MMAP_THRESHOLD: _LARGE, _TRIM_THRESHOLD: 2 * _LARGE - 1, _TOP_PAD: 64 << 20}
     results = [mallopt(parameter, value) == 1 for parameter, value in settings.items()]
     return all(results)

@@ -4,7 +4,8 @@
 2. Each micro-batch runs the body, then the log-prob head at the trained positions, then the loss function, then backward;
    its graph is gone before the next begins. Losses carry global denominators, so how the rows fall into micro-batches
    changes nothing but rounding.
-3. A loss or gradient that is not finite raises `RunError` and names the micro-batch; weights and moments stay as they were.
+3. A log-prob, a loss or its derivative that is not finite raises `RunError` and names the micro-batch; a gradient that becomes so further
+   down names the weights. Weights and moments stay as they were.
 """
 
 from __future__ import annotations
@@ -88,12 +89,15 @@ class LocalEngine(Reader):
         sums = dict.fromkeys(_OWN_SUMS, 0.0)
         logprobs: list[list[float]] = [[] for _ in rows]
         with self._dropping_gradients_on_error(), self._noise():
+            if len(batches) > 1:
+                self.optimizer.begin()
             for number, batch in enumerate(batches, 1):
                 value, more, current = self._backward(batch, known, temperature, name=f"micro-batch {number} of {len(batches)}")
                 total += value
                 for key, amount in more.items():
                     sums[key] = sums.get(key, 0.0) + amount
                 scatter(batch, current, logprobs)
+            self._check_gradient()
         return BackwardResult(loss=total, sums=sums, logprobs=logprobs)
 
     def logprobs(
@@ -136,8 +140,9 @@ class LocalEngine(Reader):
             value, sums = loss(batch.to_rows(current), batch.with_entropy(entropy))
             _check_loss(value, batch, name)
             if value.requires_grad:
+                current.retain_grad()
                 value.backward()  # type: ignore[no-untyped-call]
-                self._check_gradient(batch, name)
+                _check_derivative(current.grad, batch, name)
         counts = (batch.trained_tokens, batch.computed_tokens, batch.repeated_prefix_tokens, batch.untrained_rows)
         own = (entropy.detach().sum().item(), *counts)
         return value.item(), _merged(sums, dict(zip(_OWN_SUMS, own, strict=True))), current.detach()
@@ -149,10 +154,10 @@ class LocalEngine(Reader):
             what = f"the update left {len(broken)} weights with values that are not finite (first: {broken[0]})"
             raise RunError(what, hint="lower optimizer.learning_rate")
 
-    def _check_gradient(self, batch: MicroBatch, name: str) -> None:
+    def _check_gradient(self) -> None:
         if not math.isfinite(self.optimizer.gradient_norm()):
-            what = f"the gradient is not finite after {name} ({', '.join(self.optimizer.non_finite()[:3])})"
-            raise RunError(what, where=rows_of(batch), hint="lower optimizer.learning_rate")
+            what = f"the gradient is not finite ({', '.join(self.optimizer.non_finite()[:3])})"
+            raise RunError(what, hint="lower optimizer.learning_rate")
 
     @contextmanager
     def _noise(self) -> Iterator[None]:
@@ -198,6 +203,12 @@ def _announced(loss: LossFunction, batch: MicroBatch) -> Tensor:
 def _check_loss(value: Tensor, batch: MicroBatch, name: str) -> None:
     if not math.isfinite(value.item()):
         raise RunError(f"the loss of {name} is {value.item()}", where=rows_of(batch), hint="look at the numbers that these rows carry")
+
+
+def _check_derivative(gradient: Tensor | None, batch: MicroBatch, name: str) -> None:
+    if gradient is not None and not bool(gradient.isfinite().all()):
+        what = f"the loss of {name} is finite, its derivative by the log-probs is not"
+        raise RunError(what, where=rows_of(batch), hint="look at the numbers that these rows carry")
 
 
 def _merged(sums: Mapping[str, Tensor], own: dict[str, float]) -> dict[str, float]:

@@ -73,16 +73,22 @@ class Optimizer:
         self.clear()
         return OptimizerResult(grad_norm=norm, learning_rate=learning_rate)
 
+    def begin(self) -> None:
+        """A zero gradient for every weight without one. Made before a batch they lie side by side; made while its activations are freed
+        they would lie in the gaps, and the next batch's activations would need memory beyond them."""
+        for weight in self.weights.values():
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+
     def clear(self) -> None:
         for weight in self.weights.values():
             weight.grad = None
 
     def _fill_and_clip(self, norm: float) -> None:
+        self.begin()
         factor = 1.0 if self.max_grad_norm is None else min(1.0, self.max_grad_norm / max(norm, 1e-30))
         for weight in self.weights.values():
-            if weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
-            elif factor < 1.0:
+            if weight.grad is not None and factor < 1.0:
                 weight.grad *= factor
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:

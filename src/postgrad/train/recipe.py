@@ -284,7 +284,7 @@ class PairData(Data):
 class PairBatch(Section):
     pairs: PositiveInt = 8
     """Pairs (or labelled answers) of one optimizer step."""
-    tokens_per_micro_batch: PositiveInt = 1024
+    tokens_per_micro_batch: PositiveInt = 512
     """Tokens computed at once: memory, not mathematics. On a CPU more of them are no faster; an accelerator may want more."""
 
 
