@@ -132,7 +132,7 @@ def test_backend_and_wrapper_agree(name, text, split):
 def test_pieces_encoded_together_have_the_ids_they_have_alone():
     tokens = Tokens(tiny_tokenizer())
     texts = ["<|im_start|>user\nthe", "the\n", "\n<|im_end|>", "", "\n<|im_end|>"]
-    assert tokens.rendered_pieces(texts, guard=Guard(tokens)) == [tokens.rendered(text, guard=Guard(tokens)) for text in texts]
+    assert tokens.rendered_many([(texts, Guard(tokens))])[0] == [tokens.rendered(text, guard=Guard(tokens)) for text in texts]
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

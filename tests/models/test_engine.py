@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -296,9 +297,12 @@ def test_a_gradient_that_overflows_in_the_model_names_its_weights(budget: int) -
         return ((logprobs - logprobs.detach()) * 3e38).sum(), {}
 
     model = tiny_model()
+    engine, before = LocalEngine(model, tokens_per_micro_batch=budget), [weight.clone() for weight in model.parameters()]
+    engine.forward_backward(rows_of(), huge)
     with pytest.raises(RunError, match=r"the gradient is not finite \(model.embed_tokens.weight"):
-        LocalEngine(model, tokens_per_micro_batch=budget).forward_backward(rows_of(), huge)
+        engine.optimizer_step(1e-3)
     assert gradients(model) == {}
+    assert all(torch.equal(weight, old) for weight, old in zip(model.parameters(), before, strict=True))
 
 
 def test_before_the_first_of_several_micro_batches_every_weight_has_a_gradient() -> None:
@@ -495,17 +499,37 @@ def test_each_graph_is_gone_before_the_next_micro_batch(monkeypatch: pytest.Monk
     from postgrad.models import reader
 
     alive: list[weakref.ref[Tensor]] = []
-    plain_score = reader.score
+    plain = reader.read_logprobs
 
     def watched(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         assert all(reference() is None for reference in alive)
-        logprobs, entropy = plain_score(*args, **kwargs)
+        logprobs, entropy = plain(*args, **kwargs)
         alive.append(weakref.ref(logprobs))
         return logprobs, entropy
 
-    monkeypatch.setattr(reader, "score", watched)
+    monkeypatch.setattr(reader, "read_logprobs", watched)
     LocalEngine(tiny_model(), tokens_per_micro_batch=12).forward_backward(rows_of(), loss)
     assert len(alive) > 3
+
+
+@pytest.mark.parametrize("largest", [1 << 31, 32 << 20, 1 << 20])
+def test_a_c_library_that_refuses_large_blocks_in_the_heap(monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
+    """Older versions of glibc take 32 MiB at most. Where none is taken nothing else may be set: it would fix the threshold at 128 KiB."""
+    from postgrad.models import allocator
+
+    taken: dict[int, int] = {}
+
+    def mallopt(parameter: int, value: int) -> int:
+        if parameter == -3 and value > largest:
+            return 0
+        taken[parameter] = value
+        return 1
+
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
+    monkeypatch.setattr(allocator.platform, "libc_ver", lambda: ("glibc", "2.31"))
+    assert allocator.keep_freed_memory() is (largest > 1 << 20)
+    assert taken.get(-3) == {1 << 31: 1 << 30, 32 << 20: 32 << 20, 1 << 20: None}[largest]
+    assert set(taken) == (set() if largest == 1 << 20 else {-1, -2, -3})
 
 
 def test_memory_that_a_step_frees_is_kept_for_the_next() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from postgrad.cache import cache_folder
 from postgrad.models import products
 from postgrad.models.engine import LocalEngine
 from postgrad.models.products import OneDNNProducts, fast_products, onednn_is_faster
@@ -53,6 +54,25 @@ def test_products_are_those_of_mm_for_any_strides(left_strided: bool, right_stri
     torch.testing.assert_close(shifted.double(), exact + bias, rtol=1e-5, atol=1e-4)
 
 
+def test_the_gradients_of_a_head_are_added_up_through_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[torch.Size] = []
+    plain = products.onednn_product
+
+    def counted(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+        sent.append(left.shape)
+        return plain(left, right, bias)
+
+    monkeypatch.setattr(products, "onednn_product", counted)
+    left, right, total = torch.randn(256, 300), torch.randn(300, 320), torch.randn(512, 320)
+    expected = total.double()
+    expected[256:] += left.double() @ right.double()
+    with OneDNNProducts():
+        total[256:].addmm_(left, right)
+        torch.zeros(4, 4).addmm_(torch.ones(4, 4), torch.ones(4, 4))  # too small to be worth the way
+    torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-4)
+    assert sent == [left.shape]
+
+
 def test_gradients_of_a_training_step_are_the_same_through_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[torch.Size] = []
     plain = products.onednn_product
@@ -88,6 +108,7 @@ def test_the_faster_one_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatc
     times(monkeypatch, onednn=1.0, mkl=0.5)
     assert isinstance(fast_products(CPU, None), OneDNNProducts)
     assert sorted(asked) == ["mkl", "onednn"]
+    assert [file.suffix for file in (cache_folder() / "processor").iterdir()] == [".txt"]
 
 
 def test_a_tie_stays_with_mkl(monkeypatch: pytest.MonkeyPatch) -> None:

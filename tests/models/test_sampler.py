@@ -10,11 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM
 
-from postgrad.errors import RecipeError, RunError
+from postgrad.errors import ModelError, RecipeError, RunError
+from postgrad.models.decode import CacheDecoder
 from postgrad.models.dtype import bf16_supported
 from postgrad.models.sampler import LocalSampler
+from postgrad.models.serving import Serving
 from postgrad.protocols import Completion, Finish, SampleKey, Sampler, SamplingParams, TurnRequest
 from postgrad.testing.tiny import ARCHITECTURES, Architecture, tiny_model, tiny_tokenizer
 
@@ -195,6 +198,15 @@ def test_a_context_that_leaves_no_room_is_refused_before_anything_is_sampled() -
     with pytest.raises(RunError, match=r"step 3, prompt 1, sample 2, turn 1.*32 tokens"):
         sampler.generate([good, long], SamplingParams())
     assert steps == []
+
+
+def test_a_model_that_keeps_no_cache_is_refused() -> None:
+    class Forgetful(LlamaForCausalLM):
+        def forward(self, input_ids: Tensor) -> Tensor:  # type: ignore[override]
+            return input_ids
+
+    with pytest.raises(ModelError, match="Forgetful keeps no cache"):
+        CacheDecoder(Serving.live(Forgetful(tiny_model().config)))
 
 
 def test_a_turn_that_reaches_the_models_last_position_ends_by_length() -> None:

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from postgrad.models.linears import computed_by
 from postgrad.models.sampler import LocalSampler
-from postgrad.models.serving import PackedLinear, Serving, can_pack, computed_by_few_rows, contents, few_rows, fingerprint
+from postgrad.models.serving import PackedLinear, Serving, can_pack, contents, few_rows, fingerprint
 from postgrad.protocols import Completion, SampleKey, SamplingParams, TurnRequest
 from postgrad.testing.tiny import ARCHITECTURES, Architecture, tiny_model
 
@@ -224,7 +225,7 @@ def test_few_rows_are_the_linear_layer_and_dense(shape: tuple[int, ...], bias: b
 def test_linear_layers_are_themselves_again_after_serving() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     hooked = model[1].forward = model[1].forward  # as an offloading hook leaves it
-    with computed_by_few_rows(model):
+    with computed_by(few_rows, model):
         assert "forward" in vars(model[0])
         assert vars(model[1])["forward"] is hooked
     assert "forward" not in vars(model[0])

@@ -15,6 +15,7 @@ from postgrad.models.loading import LanguageModel, load
 from postgrad.models.lora import Lora
 from postgrad.models.saving import save
 from postgrad.models.scalar import is_reward_model, is_scalar, load_scalar, padding_for
+from postgrad.protocols import Loss
 from postgrad.testing import tiny_model, tiny_tokenizer
 from postgrad.testing.tiny import ARCHITECTURES
 from postgrad.types import TrainRow
@@ -264,6 +265,13 @@ def test_an_engine_reads_what_it_was_made_for(base):
         language.values([row(ROWS[0])])
     with pytest.raises(ModelError, match="no scalar head"):
         LocalEngine(load(base).model, reads="values")
+
+
+def test_a_loss_of_constant_gradient_reads_values_too(base):
+    """One pass is a way to read log-probs, whatever the loss knows of itself."""
+    engine = engine_of(load_scalar(base))
+    result = engine.forward_backward([row(ROWS[0])], Loss(lambda values, rows: (values.sum(), {}), constant_gradient=True))
+    assert result.loss == pytest.approx(values(engine, ROWS[0]).item())
 
 
 def test_the_model_card_says_what_it_is(base, tmp_path):

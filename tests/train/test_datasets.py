@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 
@@ -9,8 +10,14 @@ import pytest
 
 from postgrad.chat import ChatFormat
 from postgrad.data import RowSource, mix, prepare_prompts, rows_from
-from postgrad.testing import tiny_tokenizer
+from postgrad.errors import RecipeError
+from postgrad.testing import tiny_model, tiny_tokenizer
+from postgrad.train.build import build
 from postgrad.train.datasets import dataset
+from postgrad.train.loop import SilentReporter
+from postgrad.train.recipe import Pipeline
+from postgrad.train.recipe_file import parse_recipe
+from postgrad.train.run_directory import RunDirectory
 
 CHAT = ChatFormat(tiny_tokenizer())
 
@@ -79,3 +86,23 @@ def test_a_small_weight_never_rounds_a_part_away():
     data = epoch(part("a", 3, 0.1), part("b", 30))
     assert sum(prompt.row.startswith("a") for prompt in data.train) == 1
     assert "a 1 rows, 3 %" in next(note for note in data.notes if "mixture" in note)
+
+
+def test_a_prompt_that_leaves_the_model_nothing_to_write_is_refused_before_the_first_step(tmp_path):
+    tiny_model(vocab_size=268, max_position_embeddings=64).save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "rewards.py").write_text("def zero(completions, **columns):\n    return [0.0 for _ in completions]\n")
+    rows = [{"prompt": "short"}, {"prompt": "x" * 80}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = parse_recipe(
+        {"method": "grpo", "model": str(tmp_path / "model"), "run_dir": str(tmp_path / "run"), "max_steps": 1, "dtype": "float32",
+         "data": {"train": "rows.jsonl"}, "batch": {"prompts": 1}, "rollout": {"group_size": 2, "max_tokens": 4},
+         "rewards": [{"use": "rewards.py:zero"}]}
+    )  # fmt: skip
+    assert not isinstance(recipe, Pipeline)
+    with (
+        pytest.raises(RecipeError, match=r"a row has \d+ tokens, the model takes 64 with what it writes") as caught,
+        build(recipe, tmp_path, RunDirectory(tmp_path / "run"), SilentReporter()),
+    ):
+        pass
+    assert caught.value.hint == "set data.max_length to 63 or less"

@@ -35,7 +35,7 @@ def value_and_gradient(loss: GRPOLoss, *, old: Tensor | None = None, current: Te
     if old is not None:
         per_token["old_logprobs"] = old
     leaf = current.clone().requires_grad_()
-    value, sums = grpo_loss(settings, Denominators(tokens=4.0, rollouts=2.0))(
+    value, sums = grpo_loss(settings, Denominators(tokens=4.0, rollouts=2.0), own_old=old is None)(
         leaf, FakeRows(mask, {"advantages": ADVANTAGES, "share": torch.ones(2)}, per_token)
     )
     value.backward()

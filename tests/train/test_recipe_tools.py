@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from postgrad.errors import RecipeError
-from postgrad.train.recipe import GRPORecipe
+from postgrad.train import setup
+from postgrad.train.recipe import GRPORecipe, Reward
 from postgrad.train.recipe_file import load_recipe, parse_recipe
 from postgrad.train.run_directory import resolved
 from postgrad.train.setup import input_hashes
@@ -70,6 +71,21 @@ def test_a_recipe_reads_the_same_after_it_was_written_down(tmp_path: Path) -> No
     written = json.loads(json.dumps(resolved(recipe, tmp_path)["recipe"]))
     assert written["tools"][0] == "tools.py:f"
     assert parse_recipe(written) == recipe
+
+
+def test_a_change_of_either_of_two_reward_models_of_one_name_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rewards.py").write_text("x = 1\n")
+    recipe = load(tmp_path, "  - tools.py:f\n")
+    for name in ("one", "two"):
+        (tmp_path / name / "rm").mkdir(parents=True)
+        (tmp_path / name / "rm" / "config.json").write_text(name)
+    recipe = recipe.model_copy(update={"rewards": [Reward(use="one/rm", name="a"), Reward(use="two/rm", name="b")]})
+    monkeypatch.setattr(setup, "names_model", lambda reward, base: base / reward.use)
+    hashes = [input_hashes(recipe, tmp_path)["rm"]]
+    for name in ("one", "two"):
+        (tmp_path / name / "rm" / "config.json").write_text("changed")
+        hashes.append(input_hashes(recipe, tmp_path)["rm"])
+    assert len(set(hashes)) == 3
 
 
 def test_files_that_tools_come_from_are_inputs_of_the_run(tmp_path: Path) -> None:

@@ -221,6 +221,14 @@ def test_held_out_metrics_by_hand():
     assert metrics["eval/length_correlation"] == pytest.approx(sum(deviations) / math.sqrt(17.5 * 17.0))
 
 
+def test_the_held_out_loss_is_the_loss_that_is_trained():
+    """With the margins that pairs ask for and the centring term."""
+    pairs = [Pair("1", (1,), answer(5), answer(6), margin=0.5), Pair("2", (1,), answer(5), answer(6))]
+    found = heldout_metrics(pairs, [1.0, 0.0, 0.25, 0.5], center_coef=0.01)["eval/loss"]
+    by_hand = math.log1p(math.exp(-0.5)) + 0.01 * 1.0 + math.log1p(math.exp(0.25)) + 0.01 * 0.75**2
+    assert found == pytest.approx(by_hand / 2)
+
+
 def test_a_hopeless_margin_has_a_finite_loss():
     pairs = [Pair("1", (1,), answer(5), answer(6))]
     assert heldout_metrics(pairs, [-500.0, 500.0])["eval/loss"] == 1000.0

@@ -1,7 +1,7 @@
 """Plain text to ids, with as little as possible between the caller and the tokenizer's own code.
 
 1. A fast tokenizer's Rust backend is called directly where transformers' `encode` does nothing but call it: `rust_backend`.
-2. Pieces that a batch lacks are encoded in one call.
+2. Of many pieces, those that are not remembered go to the tokenizer in one call.
 3. Short pieces are remembered: roles, system prompts, tool descriptions and what stands between turns are the same in every row.
 
 A lone surrogate (half of a character outside the basic plane, as broken exports hold them) is no text and is refused either way.
@@ -67,9 +67,10 @@ class Encoder:
         memory = self._memories[split]
         known = {text: memory.recall(text) for text in texts}
         missing = [text for text, ids in known.items() if ids is None]
-        for text, ids in zip(missing, self._encode(missing, split), strict=True) if missing else ():
-            known[text] = ids
-            memory.remember(text, ids)
+        if missing:
+            for text, ids in zip(missing, self._encode(missing, split), strict=True):
+                known[text] = ids
+                memory.remember(text, ids)
         return [known[text] for text in texts]  # type: ignore[misc]
 
     def _encode(self, texts: list[str], split: bool) -> list[list[int]]:

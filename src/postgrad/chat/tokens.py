@@ -77,18 +77,15 @@ class Tokens:
 
     def rendered(self, text: str, *, guard: Guard, continues: bool = False) -> list[int]:
         """Ids of a piece of rendered template: unguarded special-token strings become their ids, guarded ones stay text."""
-        return self.rendered_pieces([text], guard=guard, continues=continues)[0]
-
-    def rendered_pieces(self, texts: Sequence[str], *, guard: Guard, continues: bool = False) -> list[list[int]]:
-        """Ids of consecutive pieces of one rendered template, each encoded on its own. `continues`: text precedes the first one."""
-        if self._separable:
-            return self.rendered_many([(texts, guard)])[0]
-        return [self._rendered_whole(text, guard, continues or index > 0) for index, text in enumerate(texts)]
+        return self.rendered_many([([text], guard)])[0][0] if self._separable else self._rendered_whole(text, guard, continues)
 
     def rendered_many(self, rendered: Sequence[tuple[Sequence[str], Guard]]) -> list[list[list[int]]]:
-        """`rendered_pieces` of many, encoded together: a tokenizer works on the texts of one call with all its threads."""
+        """Ids of the consecutive pieces of each rendered template, every piece encoded on its own.
+
+        All in one call, where pieces can be told apart: a tokenizer works on the texts of one call with all its threads.
+        """
         if not self._separable:
-            return [self.rendered_pieces(texts, guard=guard) for texts, guard in rendered]
+            return [[self._rendered_whole(text, guard, place > 0) for place, text in enumerate(texts)] for texts, guard in rendered]
         cut = [[self._around_special.split(text) for text in texts] for texts, _ in rendered]  # a special string at every second place
         plain: dict[bool, list[str]] = {False: [], True: []}
         for (_, guard), texts in zip(rendered, cut, strict=True):

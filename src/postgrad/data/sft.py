@@ -10,8 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from postgrad.chat import ChatFormat, EncodedConversation, Printed, TemplateRefuses, TemplateRewritesHistory, TokenSource
@@ -102,7 +102,7 @@ class SFTEncoder:
             tally.counts["raw"] += example.raw is not None
             tally.counts["wrapped"] += example.raw is None and is_text_prompt(row, format)
             observe_texts(tally, self.chat, row, example)
-            return self._keep(row, [text.train(conversation) for text, conversation in zip(texts, encoded, strict=True)], tally)
+            return self._keep(row, [text.marked(conversation) for text, conversation in zip(texts, encoded, strict=True)], tally)
 
         return Draft([text.printed for text in texts], keep)
 
@@ -127,42 +127,43 @@ class SFTEncoder:
         """What is trained of a row: one text, or one per turn where the template rewrites earlier ones; none where nothing is chosen."""
         if example.raw is not None:
             raw = self.chat.print_raw(*example.raw)
-            return [_Text(row.name, raw, skipped=set()) if self.train_on == "all" else _Text(row.name, raw, chosen={0})]
+            return [_all_but(row.name, raw, set()) if self.train_on == "all" else _only(row.name, raw, {0})]
         messages, tools = example.messages, example.tools or self.tools
-        chosen = _chosen(messages, self.train_on)
         if self.train_on == "all":
             return [self._all(row, messages, tools)]
+        chosen = _chosen(messages, self.train_on)
         if not chosen:
             return []
         last = max(chosen)
         if chosen == {last}:
-            return [_Text(row.name, self.chat.print_last_turn(messages[: last + 1], tools), chosen)]
+            return [_only(row.name, self.chat.print_last_turn(messages[: last + 1], tools), chosen)]
         try:
-            return [_Text(row.name, self.chat.print_conversation(messages, tools), chosen)]
+            return [_only(row.name, self.chat.print_conversation(messages, tools), chosen)]
         except TemplateRewritesHistory:
             turns = [(index, self.chat.print_last_turn(messages[: index + 1], tools)) for index in sorted(chosen)]
-            return [_Text(f"{row.name} message {index}", turn, chosen) for index, turn in turns]
+            return [_only(f"{row.name} message {index}", turn, chosen) for index, turn in turns]
 
     def _all(self, row: Row, messages: Sequence[Message], tools: tuple[ToolSpec, ...]) -> _Text:
         if any(message.train is False and message.role != "assistant" for message in messages):
             raise BadRow("train_on: all cannot leave out a message that is not the assistant's (train: false or weight 0)")
         skipped = {index for index, message in enumerate(messages) if message.train is False}
-        return _Text(row.name, self.chat.print_conversation(messages, tools), skipped=skipped)
+        return _all_but(row.name, self.chat.print_conversation(messages, tools), skipped)
 
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """One training row to be: trained are the chosen messages, or all tokens but those of the skipped ones."""
+    """One training row to be: as the template prints it, and how its encoded form is marked."""
 
-    name: str
     printed: Printed
-    chosen: set[int] = field(default_factory=set)
-    skipped: set[int] | None = None
+    marked: Callable[[EncodedConversation], EncodedRow]
 
-    def train(self, encoded: EncodedConversation) -> EncodedRow:
-        if self.skipped is not None:
-            return all_but(self.name, encoded, self.skipped)
-        return encoded_row(self.name, encoded, self.chosen)
+
+def _only(name: str, printed: Printed, chosen: set[int]) -> _Text:
+    return _Text(printed, lambda encoded: encoded_row(name, encoded, chosen))
+
+
+def _all_but(name: str, printed: Printed, skipped: set[int]) -> _Text:
+    return _Text(printed, lambda encoded: all_but(name, encoded, skipped))
 
 
 def _chosen(messages: Sequence[Message], train_on: TrainOn) -> set[int]:

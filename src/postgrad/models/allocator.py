@@ -11,7 +11,9 @@ import platform
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 """Parameters of `mallopt` (malloc.h)."""
-_LARGE = 1 << 30
+_KEPT = (1 << 31) - 1
+_LARGEST_IN_HEAP = (1 << 30, 32 << 20)
+"""Bytes up to which a block comes from the heap: the second is what older versions of glibc allow at most."""
 
 
 def keep_freed_memory() -> bool:
@@ -19,6 +21,6 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    settings = {_MMAP_THRESHOLD: _LARGE, _TRIM_THRESHOLD: 2 * _LARGE - 1, _TOP_PAD: 64 << 20}
-    results = [mallopt(parameter, value) == 1 for parameter, value in settings.items()]
-    return all(results)
+    if not any(mallopt(_MMAP_THRESHOLD, size) == 1 for size in _LARGEST_IN_HEAP):
+        return False  # the others alone would fix the threshold where it is, at 128 KiB
+    return all([mallopt(_TRIM_THRESHOLD, _KEPT) == 1, mallopt(_TOP_PAD, 64 << 20) == 1])

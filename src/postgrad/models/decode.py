@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from postgrad.errors import ModelError
 from postgrad.models.attention import Layout
 from postgrad.models.decode_layout import ChunkLayout, Piece, StepLayout, own_stacks, prefix_stacks
 from postgrad.models.kv import KVBlock, Prefix, Row, Stack, common_length
@@ -285,7 +286,11 @@ class CacheDecoder:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         accepted = inspect.signature(serving.module.forward).parameters
-        self._cache_name = next(name for name in ("cache", "past_key_values", "cache_params") if name in accepted)
+        names = [name for name in ("cache", "past_key_values", "cache_params") if name in accepted]
+        if not names:
+            what = f"{type(serving.module).__name__} keeps no cache between tokens, so it cannot be sampled from"
+            raise ModelError(what, hint="train it on given answers (sft, dpo, reward), or choose another model")
+        self._cache_name = names[0]
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
 
     def forget(self) -> None:

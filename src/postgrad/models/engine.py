@@ -5,7 +5,7 @@
    its graph is gone before the next begins. Losses carry global denominators, so how the rows fall into micro-batches
    changes nothing but rounding.
 3. A log-prob, a loss or its derivative that is not finite raises `RunError` and names the micro-batch; a gradient that becomes so further
-   down names the weights. Weights and moments stay as they were.
+   down is found by the optimizer's step, which names the weights. Weights and moments stay as they were.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from postgrad.errors import RunError
 from postgrad.models import engine_state
 from postgrad.models.engine_state import EngineState
-from postgrad.models.forward import mode, score
+from postgrad.models.forward import mode, read_logprobs
+from postgrad.models.linears import into_gradients
 from postgrad.models.micro_batch import MicroBatch
 from postgrad.models.optimizer import Optimizer, OptimizerConfig
 from postgrad.models.products import fast_products
@@ -90,14 +91,13 @@ class LocalEngine(Reader):
         logprobs: list[list[float]] = [[] for _ in rows]
         with self._dropping_gradients_on_error(), self._noise():
             if len(batches) > 1:
-                self.optimizer.begin()
+                self.optimizer.fill_gradients()
             for number, batch in enumerate(batches, 1):
                 value, more, current = self._backward(batch, known, temperature, name=f"micro-batch {number} of {len(batches)}")
                 total += value
                 for key, amount in more.items():
                     sums[key] = sums.get(key, 0.0) + amount
                 scatter(batch, current, logprobs)
-            self._check_gradient()
         return BackwardResult(loss=total, sums=sums, logprobs=logprobs)
 
     def logprobs(
@@ -133,30 +133,26 @@ class LocalEngine(Reader):
 
     def _backward(self, batch: MicroBatch, loss: Loss, temperature: float, *, name: str) -> tuple[float, dict[str, float], Tensor]:
         """-> (loss, sums, log-probs [N]). The graph is gone on return."""
-        with mode(self.model, training=self.dropout), fast_products(self.device, self.autocast):
-            readout = partial(score, gradient=_announced(loss, batch)) if loss.constant_gradient else self.readout
+        with mode(self.model, training=self.dropout), fast_products(self.device, self.autocast), into_gradients(self.model):
+            in_one_pass = loss.constant_gradient and self.reads == "logprobs"
+            readout = partial(read_logprobs, gradient=_announced(loss, batch)) if in_one_pass else self.readout
             current, entropy = readout(self.model, batch, temperature=temperature, dtype=self.autocast)
             check_finite(current, batch, name, self.reads)
-            value, sums = loss(batch.to_rows(current), batch.with_entropy(entropy))
-            _check_loss(value, batch, name)
-            if value.requires_grad:
+            total, sums = loss(batch.to_rows(current), batch.with_entropy(entropy))
+            _check_loss(total, batch, name)
+            if total.requires_grad:
                 current.retain_grad()
-                value.backward()  # type: ignore[no-untyped-call]
+                total.backward()  # type: ignore[no-untyped-call]
                 _check_derivative(current.grad, batch, name)
         counts = (batch.trained_tokens, batch.computed_tokens, batch.repeated_prefix_tokens, batch.untrained_rows)
         own = (entropy.detach().sum().item(), *counts)
-        return value.item(), _merged(sums, dict(zip(_OWN_SUMS, own, strict=True))), current.detach()
+        return total.item(), _merged(sums, dict(zip(_OWN_SUMS, own, strict=True))), current.detach()
 
     def _check_weights(self) -> None:
         """What is saved can be trained on and exported: an update may have left numbers that are not finite."""
         broken = [name for name, weight in self.optimizer.weights.items() if not bool(weight.isfinite().all())]
         if broken:
             what = f"the update left {len(broken)} weights with values that are not finite (first: {broken[0]})"
-            raise RunError(what, hint="lower optimizer.learning_rate")
-
-    def _check_gradient(self) -> None:
-        if not math.isfinite(self.optimizer.gradient_norm()):
-            what = f"the gradient is not finite ({', '.join(self.optimizer.non_finite()[:3])})"
             raise RunError(what, hint="lower optimizer.learning_rate")
 
     @contextmanager

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.models.attention import attend_with, body, output_head, scalar_head
-from postgrad.models.dtype import at_least_fp32, autocast
+from postgrad.models.dtype import autocast
 from postgrad.models.heads import selected_logprobs
+from postgrad.models.linears import has_gradient
 from postgrad.models.micro_batch import MicroBatch
 
 
-def score(
+def read_logprobs(
     model: nn.Module, batch: MicroBatch, *, temperature: float, dtype: torch.dtype | None, gradient: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Log-probs [N] and entropies [N] in nats at the temperature, differentiable. `dtype`: of the matrix products.
@@ -33,18 +34,14 @@ def score(
     with autocast(dtype, device):
         hidden = hidden_states(model, batch)[batch.source]
         head = output_head(model)
+        into = head.weight.grad if has_gradient(head.weight) else None
         return selected_logprobs(
             hidden, head.weight, batch.targets, temperature=temperature,
-            bias=head.bias, scale=head.scale, softcap=head.softcap, gradient=gradient, into=_accumulated(head.weight),
+            bias=head.bias, scale=head.scale, softcap=head.softcap, gradient=gradient, into=into,
         )  # fmt: skip
 
 
-def _accumulated(weight: Tensor) -> Tensor | None:
-    grad = weight.grad
-    return grad if grad is not None and grad.dtype == at_least_fp32(grad.dtype) else None
-
-
-def value(model: nn.Module, batch: MicroBatch, *, temperature: float, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+def read_values(model: nn.Module, batch: MicroBatch, *, temperature: float, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
     """Values [N] of a scalar head (differentiable), fp32, and zeros in the place of entropies. The temperature means nothing here."""
     device = batch.input_ids.device
     zeros = torch.zeros(batch.trained_tokens, device=device)

@@ -64,8 +64,8 @@ def selected_logprobs(
     """
     if temperature <= 0:
         raise ValueError(f"log-probs need a temperature above 0, got {temperature}")
-    bent = None if softcap is None else _Softcap(softcap, temperature)
-    factor = scale if bent else scale / temperature
+    cap = None if softcap is None else _Softcap(softcap, temperature)
+    factor = scale / temperature if cap is None else scale
     if factor != 1.0:
         hidden = hidden.to(at_least_fp32(hidden.dtype)) * factor
         bias = None if bias is None else bias * factor
@@ -76,10 +76,10 @@ def selected_logprobs(
     with torch.autocast(hidden.device.type, enabled=False):  # it would take the statistics' dot products to bf16 as well
         if gradient is None:
             width = tile or _slice_width(tokens, vocabulary)
-            result = _TwoPasses.apply(hidden, weight, bias, targets, width, dtype, bent, into)  # type: ignore[no-untyped-call]
+            result = _TwoPasses.apply(hidden, weight, bias, targets, width, dtype, cap, into)  # type: ignore[no-untyped-call]
         else:
             rows = tile or max(1, _TILE_ELEMENTS // vocabulary)
-            result = _OnePass.apply(hidden, weight, bias, targets, rows, dtype, bent, into, gradient)  # type: ignore[no-untyped-call]
+            result = _OnePass.apply(hidden, weight, bias, targets, rows, dtype, cap, into, gradient)  # type: ignore[no-untyped-call]
     return cast("tuple[Tensor, Tensor]", result)
 
 
@@ -110,7 +110,7 @@ class _TwoPasses(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None and grad_entropy is None:
-            return (None,) * 8
+            return (None,) * len(ctx.needs_input_grad)
         hidden, weight, bias, targets, log_normaliser, logprobs, entropy = ctx.saved_tensors
         head = _Head(hidden, weight, bias, targets, ctx.width, ctx.softcap)
         upstream = _Upstream(log_normaliser, torch.zeros_like(logprobs) if grad is None else grad, grad_entropy, entropy, ctx.softcap)
@@ -153,7 +153,7 @@ class _OnePass(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * 9
+            return (None,) * len(ctx.needs_input_grad)
         announced, *gradients = ctx.saved_tensors
         if not torch.equal(grad, announced):
             raise RuntimeError("the loss has another derivative by the log-probs than the one that was announced")

@@ -63,7 +63,8 @@ class Optimizer:
             self.clear()
             where = ", ".join(names[:3]) if names else "their norm only: single values are finite but too large"
             raise RunError(f"the gradient is not finite ({where})", hint="lower optimizer.learning_rate; look at the last batch's rows")
-        self._fill_and_clip(norm)
+        self.fill_gradients()
+        self._clip(norm)
         if self._adamw is not None:
             for group in self._adamw.param_groups:
                 group["lr"] = learning_rate
@@ -73,7 +74,7 @@ class Optimizer:
         self.clear()
         return OptimizerResult(grad_norm=norm, learning_rate=learning_rate)
 
-    def begin(self) -> None:
+    def fill_gradients(self) -> None:
         """A zero gradient for every weight without one. Made before a batch they lie side by side; made while its activations are freed
         they would lie in the gaps, and the next batch's activations would need memory beyond them."""
         for weight in self.weights.values():
@@ -84,12 +85,11 @@ class Optimizer:
         for weight in self.weights.values():
             weight.grad = None
 
-    def _fill_and_clip(self, norm: float) -> None:
-        self.begin()
-        factor = 1.0 if self.max_grad_norm is None else min(1.0, self.max_grad_norm / max(norm, 1e-30))
-        for weight in self.weights.values():
-            if weight.grad is not None and factor < 1.0:
-                weight.grad *= factor
+    def _clip(self, norm: float) -> None:
+        if self.max_grad_norm is not None and norm > self.max_grad_norm:
+            for weight in self.weights.values():
+                if weight.grad is not None:
+                    weight.grad *= self.max_grad_norm / norm
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """(moments as `NAME.exp_avg` and `NAME.exp_avg_sq`, number of steps by weight name); weights never stepped are left out."""

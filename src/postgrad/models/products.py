@@ -4,7 +4,7 @@ MKL may leave half of a processor unused that is not Intel's: on a Zen 5 oneDNN 
 ahead. So both are timed once per machine, and the answer is kept in the cache folder: a run that is resumed computes as it began.
 
 1. `fast_products`      the context in which forward and backward run.
-2. `OneDNNProducts`     sends every large fp32 `mm` and `addmm` to oneDNN, whatever model they come from.
+2. `OneDNNProducts`     sends every large fp32 `mm`, `addmm` and `addmm_` (gradients) to oneDNN, whatever model they come from.
 3. `onednn_is_faster`   the measured answer.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -47,6 +48,8 @@ class OneDNNProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return onednn_product(*args)
         if func is torch.ops.aten.addmm.default and not kwargs and args[0].ndim == 1 and _suits(*args[1:]):
             return onednn_product(args[1], args[2], args[0])
+        if func is torch.ops.aten.addmm_.default and not kwargs and _suits(*args[1:]):
+            return args[0].add_(onednn_product(*args[1:]))
         return func(*args, **(kwargs or {}))
 
 
@@ -72,7 +75,9 @@ def onednn_is_faster() -> bool:
     faster = measure(onednn_product) < _CLEARLY * measure(torch.mm)
     with suppress(OSError):  # a read-only cache costs time, nothing else
         record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text("onednn" if faster else "mkl", encoding="ascii")
+        written = record.with_name(f"{record.name}.{os.getpid()}")
+        written.write_text("onednn" if faster else "mkl", encoding="ascii")
+        written.replace(record)
     return faster
 
 

@@ -17,7 +17,7 @@ from postgrad.errors import RunError
 from postgrad.models.allocator import keep_freed_memory
 from postgrad.models.attention import scalar_head
 from postgrad.models.capability import check_head, packed_refusal
-from postgrad.models.forward import Readout, mode, score, value
+from postgrad.models.forward import Readout, mode, read_logprobs, read_values
 from postgrad.models.micro_batch import MicroBatch
 from postgrad.models.packed import pack
 from postgrad.models.padded import pad_rows
@@ -76,7 +76,7 @@ class Reader:
 
     @property
     def readout(self) -> Readout:
-        return score if self.reads == "logprobs" else value
+        return read_logprobs if self.reads == "logprobs" else read_values
 
     def require(self, reads: Reads) -> None:
         if self.reads != reads:

@@ -37,7 +37,7 @@ from postgrad.protocols import Answer, Completion, Finish, SampleKey, SamplingPa
 Progress = Callable[[int, int], None]
 """Called after every decode step with (tokens sampled in this stream so far, rows still being sampled)."""
 _PATIENCE = 4
-"""Decode steps that a request waits for others to be opened together with."""
+"""Decode steps after which requests that all fit are opened, however few they are."""
 
 
 @dataclass(eq=False)
@@ -251,7 +251,7 @@ class LocalStream:
         return ended
 
     def _worth_opening(self) -> bool:
-        """Opening costs a pass over the weights however few rows it brings: wait for company, but not long."""
+        """Opening costs a pass over the weights however few rows it brings: they must become a third of all, or have waited and all fit."""
         fitting = min(len(self._waiting), self._max_batch - len(self._live))
         return fitting > 0 and (2 * fitting >= len(self._live) or (fitting == len(self._waiting) and self._waited >= _PATIENCE))
 

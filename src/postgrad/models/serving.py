@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from postgrad.models.attention import Layout, attend_with, body, logits_of, output_head, pretrained, saved_in_use
 from postgrad.models.forward import mode
+from postgrad.models.linears import computed_by
 
 _FULL_TILE = 16
 """Flat rows are padded to at least this many tokens: CPU matrix products round differently below about ten rows, and a sample must
@@ -42,19 +43,6 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x, weight, bias)
     product = weight @ rows.t() if bias is None else torch.addmm(bias[:, None], weight, rows.t())
     return product.t().contiguous().view(*x.shape[:-1], -1)
-
-
-@contextmanager
-def computed_by_few_rows(model: nn.Module) -> Iterator[None]:
-    """Every plain linear layer inside. Exact type: a subclass may compute something else; and not one that someone else's hook wraps."""
-    layers = [module for module in model.modules() if type(module) is nn.Linear and "forward" not in vars(module)]
-    for layer in layers:
-        vars(layer)["forward"] = lambda x, layer=layer: few_rows(x, layer.weight, layer.bias)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del vars(layer)["forward"]
 
 
 class PackedLinear(nn.Module):
@@ -142,7 +130,7 @@ class Serving:
             stack.enter_context(mode(self._model, training=False))
             stack.enter_context(torch.no_grad())
             stack.enter_context(torch.autocast(self.module.device.type, enabled=False))
-            stack.enter_context(computed_by_few_rows(self.module))
+            stack.enter_context(computed_by(few_rows, self.module))
             if layout is not None:
                 stack.enter_context(attend_with(self._model, layout))
             yield

@@ -3,10 +3,10 @@
     pairs ─ data ─▶ ① draw a batch ─▶ ② reference log-probs ─▶ ③ loss of the pairs ─▶ ④ update
 
 ②  The reference is the policy as it was at the start: a frozen copy, or the adapter switched off; or its log-probs, computed once.
-③  `formulas.dpo_loss`: −log σ(β·[log(π_θ(chosen)/π_ref(chosen)) − log(π_θ(rejected)/π_ref(rejected))]), and the other losses of `LOSSES`;
+③  `formulas.dpo_loss`: −log σ(β·[log(π_θ(chosen)/π_ref(chosen)) − log(π_θ(rejected)/π_ref(rejected))]), and its relatives (`losses_of`);
    several of them are added with weights (MPO, arXiv 2411.10442).
 
-Where this deviates from a literal reading of the article: the loss is never negative. It starts at ln 2 = 0.693 and falls below ln 2.
+Where this deviates from a literal reading of the article: the sigmoid loss is never negative. It starts at ln 2 = 0.693 and falls.
 """
 
 from __future__ import annotations
@@ -31,9 +31,6 @@ from postgrad.train.schedule import learning_rate
 from postgrad.train.setup import Policy
 from postgrad.types import TrainRow
 
-REFERENCE_FREE = ("simpo", "cpo", "orpo", "sft")
-
-
 # ③ the loss ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -51,28 +48,20 @@ class PairNumbers:
     """−Σ log π of the chosen answer, plain (not length-desensitised)."""
 
 
-def _reference_free(pairs: PairNumbers, loss: DPOLoss, kind: str) -> Tensor:
+def losses_of(pairs: PairNumbers, loss: DPOLoss, kind: str) -> Tensor:
+    """[P]: the loss named `kind` of each pair. `sft` (the chosen answers' mean negative log-likelihood) is added beside them."""
     counts = (pairs.chosen_tokens, pairs.rejected_tokens)
     if kind == "simpo":
         return formulas.simpo_loss(pairs.chosen, pairs.rejected, *counts, beta=loss.beta, gamma=loss.gamma)
     if kind == "cpo":
         return formulas.cpo_loss(pairs.chosen, pairs.rejected, beta=loss.beta)
-    return formulas.orpo_loss(pairs.chosen, pairs.rejected, *counts)
-
-
-def _against_reference(pairs: PairNumbers, loss: DPOLoss, kind: str) -> Tensor:
+    if kind == "orpo":
+        return formulas.orpo_loss(pairs.chosen, pairs.rejected, *counts)
     averaged = {"chosen_tokens": pairs.chosen_tokens, "rejected_tokens": pairs.rejected_tokens} if kind in ("ipo", "sigmoid_norm") else {}
     return formulas.dpo_loss(
         pairs.chosen, pairs.rejected, pairs.reference_chosen, pairs.reference_rejected, beta=loss.beta, loss=kind,
         label_smoothing=loss.label_smoothing, divergence=loss.divergence, **averaged,
     )  # fmt: skip
-
-
-LOSSES: Mapping[str, Callable[[PairNumbers, DPOLoss, str], Tensor]] = {
-    **dict.fromkeys(formulas.DPO_LOSSES, _against_reference),
-    **dict.fromkeys(("simpo", "cpo", "orpo"), _reference_free),
-}
-"""Every loss of a pair by name, [P] each. `sft` (the chosen answers' mean negative log-likelihood) is added beside them."""
 
 
 def pair_loss(loss: DPOLoss, *, pairs: float, chosen_tokens: float) -> Loss:
@@ -85,7 +74,7 @@ def pair_loss(loss: DPOLoss, *, pairs: float, chosen_tokens: float) -> Loss:
             if kind == "sft":
                 total = total + weight * numbers.chosen_nll.sum() / chosen_tokens
             else:
-                total = total + weight * LOSSES[kind](numbers, loss, kind).sum() / pairs
+                total = total + weight * losses_of(numbers, loss, kind).sum() / pairs
         return total, pair_sums(numbers, loss)
 
     return Loss(function, whole_groups=True, whole_batch=any(kind in formulas.WHOLE_BATCH_DPO_LOSSES for kind in loss.kinds))

@@ -51,7 +51,7 @@ def grpo_loss(settings: LossSettings, batch: Denominators, *, own_old: bool = Fa
         mask, advantages = rows.mask, rows.per_token.get("advantages")
         if advantages is None:
             advantages = rows.per_row["advantages"][:, None]
-        old = rows.per_token.get("old_logprobs", current.detach())
+        old = current.detach() if own_old else rows.per_token["old_logprobs"]
         ratio = policy_ratio(settings.ratio, current, old, mask)
         per_token = surrogate(settings, ratio, advantages, current, mask)
         sums = clip_counts(settings, ratio, advantages, mask)

@@ -108,7 +108,7 @@ class RewardModelling:
             return {}
         with self.timer.part("evaluate"):
             values = [row[0] for row in self.engine.values(score_rows(self.heldout))]
-        metrics = heldout_metrics(self.heldout, values)
+        metrics = heldout_metrics(self.heldout, values, center_coef=self.recipe.loss.center_coef)
         self._judge(step, metrics)
         return metrics
 
@@ -129,18 +129,20 @@ class RewardModelling:
         self.policy.export(folder, {"Method": f"reward model, {self.total_steps} steps", "Notes": self.recipe.notes})
 
 
-def heldout_metrics(pairs: Sequence[Pair], values: Sequence[float]) -> dict[str, float]:
+def heldout_metrics(pairs: Sequence[Pair], values: Sequence[float], *, center_coef: float = 0.0) -> dict[str, float]:
     """`values`: scores of both sides, chosen first, pair by pair."""
     chosen, rejected = list(values[0::2]), list(values[1::2])
     margins = [a - b for a, b in zip(chosen, rejected, strict=True)]
     right = wilson(sum(margin > 0 for margin in margins), len(margins))
     lengths = [float(len(answer.token_ids)) for pair in pairs for answer in (pair.chosen, pair.rejected)]
     mean = sum(values) / len(values)
+    asked = torch.tensor([pair.margin or 0.0 for pair in pairs])
+    losses = formulas.bradley_terry_loss(torch.tensor(chosen), torch.tensor(rejected), margin=asked, center_coef=center_coef)
     return {
         "eval/accuracy": right.mean,
         "eval/accuracy_low": right.low,
         "eval/accuracy_high": right.high,
-        "eval/loss": sum(math.log1p(math.exp(-margin)) if margin > -30 else -margin for margin in margins) / len(margins),
+        "eval/loss": float(losses.mean()),
         "eval/margin": sum(margins) / len(margins),
         "eval/mean_reward": mean,
         "eval/reward_std": math.sqrt(sum((value - mean) ** 2 for value in values) / len(values)),

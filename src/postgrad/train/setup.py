@@ -161,12 +161,12 @@ def load_sft(recipe: SFTRecipe, policy: Policy, base: Path, *, work: Work = DEFA
     return dataset(train, heldout, prepare, seed=recipe.seed)
 
 
-def _check_positions(report: DataReport, policy: Policy) -> None:
-    """Raises `RecipeError` when a row is longer than the model can read."""
+def _check_positions(report: DataReport, policy: Policy, *, to_write: int = 0) -> None:
+    """Raises `RecipeError` when a row is longer than the model can read, less the tokens that it is to write behind it."""
     positions = getattr(base_of(policy.model.model).config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None and report.lengths.longest > positions:
-        what = f"a row has {report.lengths.longest} tokens, the model takes {positions}"
-        raise RecipeError(what, where="data.max_length", hint=f"set data.max_length to {positions} or less")
+    if positions is not None and report.lengths.longest > positions - to_write:
+        what = f"a row has {report.lengths.longest} tokens, the model takes {positions}{' with what it writes' if to_write else ''}"
+        raise RecipeError(what, where="data.max_length", hint=f"set data.max_length to {positions - to_write} or less")
 
 
 def load_pairs(recipe: RewardRecipe | DPORecipe, policy: Policy, base: Path, *, work: Work = DEFAULT_WORK) -> Dataset[Pair]:
@@ -232,6 +232,7 @@ def _prompts(rows: RowSource, recipe: SampledRecipe, policy: Policy, toolbox: To
         rows, policy.chat, max_prompt_tokens=recipe.data.max_length, overlong=recipe.data.overlong, tools=toolbox.specs,
         system=recipe.system, text_prompts=recipe.data.text_prompts, work=work,
     )  # fmt: skip
+    _check_positions(data.report, policy, to_write=1)
     return data.prompts, data.report
 
 
@@ -306,10 +307,13 @@ def input_hashes(recipe: Recipe, base: Path) -> dict[str, str]:
     code = {name for tool in tools for name in tool.files} | {item.split(":")[0] for item in [*hooks, *(reward.use for reward in rewards)]}
     paths = data_files(recipe.data, base) | {name: base / name for name in (*code, *local_imports(sorted(code), base))}
     hashes = {name: file_sha256(path) for name, path in sorted(paths.items()) if path.is_file()}
-    folders = {reward.use: names_model(reward, base) for reward in rewards}
+    folders: dict[str, Path | None] = {reward.use: names_model(reward, base) for reward in rewards}
     if isinstance(recipe, PPORecipe) and recipe.critic.model is not None:
         folders[recipe.critic.model] = Path(recipe.critic.model)
-    return hashes | {_short(name): _folder_sha256(folder) for name, folder in folders.items() if folder is not None and folder.is_dir()}
+    for name, folder in sorted(folders.items()):
+        if folder is not None and folder.is_dir():  # two models of one name: a change of either counts
+            hashes[_short(name)] = hashes.get(_short(name), "") + _folder_sha256(folder)
+    return hashes
 
 
 def _short(name: str) -> str:

@@ -391,9 +391,10 @@ def test_empty_answers():
 
 
 def logged(method: str = "grpo", recipe: dict[str, Any] | None = None, **series: Sequence[float]) -> Observed:
-    """40 steps, two windows; `__` in a name stands for `/`."""
+    """40 steps, two windows, or as many as a series has; `__` in a name stands for `/`."""
     columns = {name.replace("__", "/"): values for name, values in series.items()}
-    lines = [(step + 1, {name: float(values[step % len(values)]) for name, values in columns.items()}) for step in range(40)]
+    steps = range(max(40, *map(len, series.values())))
+    lines = [(step + 1, {name: float(values[step % len(values)]) for name, values in columns.items()}) for step in steps]
     return assemble([], About("by hand", method, metrics=tuple(lines), settings=recipe or {}))
 
 
@@ -421,6 +422,22 @@ def test_without_a_reference_a_kl_of_0_is_no_measurement():
     assert skips("R15", logged(recipe={"loss.kl_coef": 0.0}, kl=[0.0])).key == "loss.kl_coef"
     found = finding("R15", run(MIXED, repeat=256, metrics=tuple((step, {"kl": 0.0}) for step in range(1, 33))))
     assert (found.severity, found.evidence["value"]) == ("warn", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "recipe", "proposed"),
+    [
+        ("grpo", {}, {"loss.clip_high", "loss.positive_weight"}),
+        ("grpo", {"loss.clip_high": 0.28}, {"loss.positive_weight"}),
+        ("grpo", {"loss.preset": "dapo"}, {"loss.positive_weight"}),
+        ("grpo", {"loss.preset": "gspo", "loss.positive_weight": 0.1}, set()),
+        ("ppo", {}, set()),
+    ],
+)
+def test_a_remedy_of_lost_entropy_is_one_that_the_run_does_not_have(method, recipe, proposed):
+    falling = [math.exp(-step / 40) for step in range(160)]
+    found = finding("R14", logged(method, recipe, entropy=falling, reward=[0.5, 0.4]))
+    assert {fix.key for fix in found.fixes} == proposed | {"loss.kl_coef", "optimizer.learning_rate"}
 
 
 def test_clipping_means_something_else_in_gspo():

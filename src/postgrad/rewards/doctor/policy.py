@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -53,10 +54,20 @@ def _reward(window: Observed) -> float:
     return window.mean("reward")
 
 
-_ENTROPY_FIXES = (
-    Fix("loss.clip_high", "0.28", "a higher upper clip lets unlikely tokens rise (DAPO)"),
-    Fix("loss.positive_weight", "0.1", "learning mostly from mistakes keeps the other answers alive (arXiv 2506.01347)"),
-)
+_CLIPPED_AT_A_FIFTH = ("grpo", "bnpo", "dr_grpo")
+"""Presets that clip a token's ratio, on both sides alike."""
+
+
+def _entropy_fixes(observed: Observed) -> Iterator[Fix]:
+    """What the run does not do already."""
+    settings = observed.settings
+    if observed.method != "ppo":
+        if settings.get("loss.preset", "grpo") in _CLIPPED_AT_A_FIFTH and settings.get("loss.clip_high") is None:
+            yield Fix("loss.clip_high", "0.28", "a higher upper clip lets unlikely tokens rise (DAPO)")
+        if settings.get("loss.positive_weight", 1.0) == 1.0:
+            yield Fix("loss.positive_weight", "0.1", "learning mostly from mistakes keeps the other answers alive (arXiv 2506.01347)")
+    yield Fix("loss.kl_coef", "0.01–0.04", "holds the policy near where it was")
+    yield Fix("optimizer.learning_rate", "lower", "nothing is gained by the speed while the reward is flat")
 
 
 def _explain_entropy(observed: Observed, means: np.ndarray, evidence: dict[str, float]) -> Details:
@@ -68,12 +79,7 @@ def _explain_entropy(observed: Observed, means: np.ndarray, evidence: dict[str, 
     arithmetic = (
         f"H_t / H_0 = {means[-1]:.3g} / {evidence['first']:.3g}; the trend of ln H reaches {GONE:g} of H_0 in about {steps:.0f} steps"
     )
-    fixes = (
-        *(() if observed.method == "ppo" else _ENTROPY_FIXES),
-        Fix("loss.kl_coef", "0.01–0.04", "holds the policy near where it was"),
-        Fix("optimizer.learning_rate", "lower", "nothing is gained by the speed while the reward is flat"),
-    )
-    return Details(message, {**evidence, "steps_left": steps}, arithmetic, fixes)
+    return Details(message, {**evidence, "steps_left": steps}, arithmetic, tuple(_entropy_fixes(observed)))
 
 
 # R15 ----------------------------------------------------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ class _Loss:
         (batch,) = split_minibatches(groups, minibatches=1, mask_truncated=self.mask_truncated, skip_zero=True)
         if not batch.rows:
             return {}, math.nan
-        loss = grpo_loss(self.settings, batch.denominators)
+        loss = grpo_loss(self.settings, batch.denominators, own_old=True)  # the ratio is 1, whatever the run corrected
         result = self.engine.forward_backward(batch.rows, loss, temperature=self.temperature)
         gradient = {name: weight.grad for name, weight in self.engine.optimizer.weights.items() if weight.grad is not None}
         self.engine.optimizer.clear()
