@@ -9,7 +9,7 @@ PIP_QUIET ?= -q
 ARGS ?=
 # Two threads per test process would oversubscribe two cores: each worker computes with one.
 PYTEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
-PYTEST := $(PYTEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := $(PYTEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install demo test check lint types imports mutation conformance bench scaling clean
 

@@ -56,6 +56,7 @@ def test_tool_and_reward_in_the_readme_work(name, tmp_path):
     assert reward.range == (0, 1)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 @pytest.mark.real_model
 def test_commands_in_the_readme_run(tmp_path):
@@ -97,6 +98,7 @@ def test_recipes_in_the_pages_are_valid(tmp_path, name, kinds):
     assert found == kinds
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 @pytest.mark.real_model
 def test_commands_in_the_preferences_page_run(tmp_path):
@@ -240,6 +242,7 @@ def test_ablation_from_python_in_the_rewards_page_runs(reward_files, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 def test_ablations_in_the_rewards_page_run(reward_files):
     from postgrad.testing import tiny_model, tiny_tokenizer

@@ -82,6 +82,7 @@ def test_the_story_is_shown_with_its_numbers(finished, capsys):
     assert "does not name it here" in capsys.readouterr().out
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 @pytest.mark.real_model
 def test_the_command_runs_and_resumes(tmp_path):
