@@ -76,6 +76,18 @@ def test_a_biased_layer_gives_torchs_gradients_and_a_frozen_weight_none() -> Non
     torch.testing.assert_close(x.grad, expected[0])
 
 
+@pytest.mark.parametrize("padding", [None, 4])
+def test_an_embedding_gives_torchs_gradient_without_a_tensor_of_its_size(padding: int | None) -> None:
+    module, ids, upstream = nn.Embedding(9, 3, padding_idx=padding), torch.tensor([[4, 2, 4], [8, 2, 0]]), torch.randn(2, 3, 3)
+    (expected,) = torch.autograd.grad(module(ids), module.weight, upstream)
+    module.weight.grad = torch.ones_like(module.weight)
+    with NewTensors(module, module.weight.shape) as new, into_gradients(nn.Sequential(module)):
+        module(ids).backward(upstream)
+    assert new.made == 0
+    torch.testing.assert_close(module.weight.grad - 1, expected)
+    assert "forward" not in vars(module)
+
+
 def test_after_the_first_micro_batch_no_gradient_of_a_layer_is_made() -> None:
     model: Any = tiny_model()
     with NewTensors(model, model.model.layers[0].mlp.gate_proj.weight.shape) as new:
