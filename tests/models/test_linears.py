@@ -109,6 +109,16 @@ def test_gradients_that_would_lose_digits_are_made_by_autograd(dtype: torch.dtyp
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_on_a_weight_still_sees_its_gradient(register: str) -> None:
+    layer, seen = nn.Linear(2, 2, bias=False), []
+    layer.weight.grad = torch.zeros(2, 2)
+    getattr(layer.weight, register)(lambda tensor: seen.append(tensor.shape))
+    with into_gradients(nn.Sequential(layer)):
+        layer(torch.ones(1, 2)).sum().backward()
+    assert seen == [layer.weight.shape]
+
+
 def test_layers_that_are_not_plain_are_left_alone() -> None:
     class Other(nn.Linear):
         pass

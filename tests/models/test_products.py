@@ -29,6 +29,20 @@ def _unmeasured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
     onednn_is_faster.cache_clear()
 
 
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """Left sides of the products that went to oneDNN."""
+    shapes: list[torch.Size] = []
+    plain = products.onednn_product
+
+    def counted(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+        shapes.append(left.shape)
+        return plain(left, right, bias)
+
+    monkeypatch.setattr(products, "onednn_product", counted)
+    return shapes
+
+
 def times(monkeypatch: pytest.MonkeyPatch, *, onednn: float, mkl: float) -> list[str]:
     """Pretend that the products take so long; returns what was measured."""
     asked: list[str] = []
@@ -54,15 +68,7 @@ def test_products_are_those_of_mm_for_any_strides(left_strided: bool, right_stri
     torch.testing.assert_close(shifted.double(), exact + bias, rtol=1e-5, atol=1e-4)
 
 
-def test_the_gradients_of_a_head_are_added_up_through_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[torch.Size] = []
-    plain = products.onednn_product
-
-    def counted(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-        sent.append(left.shape)
-        return plain(left, right, bias)
-
-    monkeypatch.setattr(products, "onednn_product", counted)
+def test_the_gradients_of_a_head_are_added_up_through_onednn(sent: list[torch.Size]) -> None:
     left, right, total = torch.randn(256, 300), torch.randn(300, 320), torch.randn(512, 320)
     expected = total.double()
     expected[256:] += left.double() @ right.double()
@@ -73,14 +79,7 @@ def test_the_gradients_of_a_head_are_added_up_through_onednn(monkeypatch: pytest
     assert sent == [left.shape]
 
 
-def test_gradients_of_a_training_step_are_the_same_through_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[torch.Size] = []
-    plain = products.onednn_product
-
-    def counted(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-        sent.append(left.shape)
-        return plain(left, right, bias)
-
+def test_gradients_of_a_training_step_are_the_same_through_onednn(monkeypatch: pytest.MonkeyPatch, sent: list[torch.Size]) -> None:
     def through(how: AbstractContextManager[object]) -> dict[str, Tensor]:
         model = tiny_model("gpt2")
         monkeypatch.setattr("postgrad.models.engine.fast_products", lambda *_: how)
@@ -90,7 +89,6 @@ def test_gradients_of_a_training_step_are_the_same_through_onednn(monkeypatch: p
     def loss(logprobs: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
         return -(logprobs * rows.mask).sum() / 199, {}
 
-    monkeypatch.setattr(products, "onednn_product", counted)
     monkeypatch.setattr(products, "_LARGE", 1)
     expected = through(nullcontext())
     assert not sent

@@ -207,7 +207,7 @@ def test_without_held_out_pairs_there_is_nothing_to_evaluate(base):
 
 def test_held_out_metrics_by_hand():
     pairs = [Pair(str(n), (1,), answer(*range(c)), answer(*range(r))) for n, (c, r) in enumerate(((3, 1), (2, 4), (5, 6)))]
-    metrics = heldout_metrics(pairs, [1.0, 0.0, 0.5, 0.5, 2.0, 3.0])
+    metrics = heldout_metrics(pairs, [1.0, 0.0, 0.5, 0.5, 2.0, 3.0], center_coef=0.0)
     margins = (1.0, 0.0, -1.0)
     assert metrics["eval/accuracy"] == pytest.approx(1 / 3)  # a tie is not right
     assert (metrics["eval/accuracy_low"], metrics["eval/accuracy_high"]) == pytest.approx((0.0615, 0.7923), abs=1e-3)
@@ -231,8 +231,8 @@ def test_the_held_out_loss_is_the_loss_that_is_trained():
 
 def test_a_hopeless_margin_has_a_finite_loss():
     pairs = [Pair("1", (1,), answer(5), answer(6))]
-    assert heldout_metrics(pairs, [-500.0, 500.0])["eval/loss"] == 1000.0
-    assert heldout_metrics(pairs, [500.0, -500.0])["eval/loss"] == 0.0
+    assert heldout_metrics(pairs, [-500.0, 500.0], center_coef=0.0)["eval/loss"] == 1000.0
+    assert heldout_metrics(pairs, [500.0, -500.0], center_coef=0.0)["eval/loss"] == 0.0
 
 
 def test_spearman_by_hand():

@@ -1,15 +1,16 @@
-"""A model's linear layers, computed in another way for a while, whatever model they are in.
+"""Layers of a model computed in another way for a while, whatever model they are in.
 
 1. `computed_by`     every plain linear layer computes with a given function.
-2. `into_gradients`  inside it, their weights' gradients are added to what has accumulated by the products that make them, and those of an
-                     embedding row by row: autograd would make a tensor of the whole vocabulary for every micro-batch.
+2. `into_gradients`  linear layers and embeddings add their weights' gradients to what has accumulated as they are made: autograd would
+                     make each micro-batch's share first, for an embedding a tensor of the whole vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,43 +20,55 @@ from postgrad.models.dtype import at_least_fp32
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """(x [..., in], weight [out, in], bias [out] or None) -> [..., out], as `torch.nn.functional.linear`."""
+_Layer = TypeVar("_Layer", bound=nn.Module)
 
 
 @contextmanager
-def computed_by(function: Linear, model: nn.Module, *, where: Callable[[Tensor], bool] = lambda weight: True) -> Iterator[None]:
-    """Every plain linear layer whose weight is one of `where`. Exact type: a subclass may compute something else; and not one that
-    someone else's hook wraps."""
-    plain = [module for module in model.modules() if type(module) is nn.Linear and "forward" not in vars(module)]
-    layers = [layer for layer in plain if where(layer.weight)]
-    for layer in layers:
-        vars(layer)["forward"] = lambda x, layer=layer: function(x, layer.weight, layer.bias)
-    try:
+def computed_by(function: Linear, model: nn.Module) -> Iterator[None]:
+    """Every plain linear layer inside."""
+    with _forwards({layer: partial(_of_layer, function, layer) for layer in _plain(model, nn.Linear)}):
         yield
-    finally:
-        for layer in layers:
-            del vars(layer)["forward"]
 
 
 @contextmanager
 def into_gradients(model: nn.Module) -> Iterator[None]:
-    """For weights that have a gradient already: with many small micro-batches, writing each one's share of the gradient and reading it
-    again to add it costs as much time as a tenth of the products."""
-    embeddings = [
-        module for module in model.modules() if type(module) is nn.Embedding and "forward" not in vars(module) and _adds_rows(module)
-    ]
-    for module in embeddings:
-        vars(module)["forward"] = lambda ids, module=module: _embedded(ids, module)
-    try:
-        with computed_by(_linear, model, where=has_gradient):
-            yield
-    finally:
-        for module in embeddings:
-            del vars(module)["forward"]
+    """For weights that have a gradient already. Small micro-batches gain most: a DPO step of four takes 0.93 of the time."""
+    linears = [layer for layer in _plain(model, nn.Linear) if has_gradient(layer.weight)]
+    embeddings = [layer for layer in _plain(model, nn.Embedding) if _adds_rows(layer)]
+    forwards = {layer: partial(_of_layer, _linear, layer) for layer in linears} | {layer: partial(_embedded, layer) for layer in embeddings}
+    with _forwards(forwards):
+        yield
 
 
 def has_gradient(weight: Tensor) -> bool:
-    """Whether a share of the gradient can be added to what has accumulated without losing digits."""
-    return weight.requires_grad and weight.grad is not None and weight.dtype == weight.grad.dtype == at_least_fp32(weight.dtype)
+    """Whether a share of the gradient can be added to what has accumulated: no digits are lost, and nobody waits to be shown it."""
+    watched = weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None)
+    return (
+        weight.requires_grad
+        and weight.grad is not None
+        and weight.dtype == weight.grad.dtype == at_least_fp32(weight.dtype)
+        and not watched
+    )
+
+
+def _plain(model: nn.Module, kind: type[_Layer]) -> list[_Layer]:
+    """Exact type: a subclass may compute something else; and not one that someone else's hook wraps."""
+    return [module for module in model.modules() if type(module) is kind and "forward" not in vars(module)]
+
+
+@contextmanager
+def _forwards(forwards: Mapping[Any, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+    for layer, forward in forwards.items():
+        vars(layer)["forward"] = forward
+    try:
+        yield
+    finally:
+        for layer in forwards:
+            del vars(layer)["forward"]
+
+
+def _of_layer(function: Linear, layer: nn.Linear, x: Tensor) -> Tensor:
+    return function(x, layer.weight, layer.bias)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -70,7 +83,7 @@ def _adds_rows(module: nn.Embedding) -> bool:
     return plain and module.weight.device.type == "cpu" and has_gradient(module.weight)
 
 
-def _embedded(ids: Tensor, module: nn.Embedding) -> Tensor:
+def _embedded(module: nn.Embedding, ids: Tensor) -> Tensor:
     if not torch.is_grad_enabled():
         return embedding(ids, module.weight)
     return _RowsIntoGradient.apply(ids, module.weight, module.padding_idx)  # type: ignore[no-any-return, no-untyped-call]

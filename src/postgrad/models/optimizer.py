@@ -51,18 +51,23 @@ class Optimizer:
         norms = [torch.linalg.vector_norm(gradient, dtype=at_least_fp32(gradient.dtype)) for gradient in gradients]
         return float(torch.linalg.vector_norm(torch.stack(norms)))
 
-    def non_finite(self) -> list[str]:
-        """Names of the weights whose gradient is not finite."""
-        return [name for name, weight in self.weights.items() if weight.grad is not None and not bool(weight.grad.isfinite().all())]
-
-    def step(self, learning_rate: float) -> OptimizerResult:
-        """Clip, step, clear the gradients. Raises `RunError`, with weights and moments untouched, when a gradient is not finite."""
+    def finite_norm(self) -> float:
+        """`gradient_norm`. Raises `RunError`, and drops the gradients, when it is not finite."""
         norm = self.gradient_norm()
         if not math.isfinite(norm):
             names = self.non_finite()
             self.clear()
             where = ", ".join(names[:3]) if names else "their norm only: single values are finite but too large"
             raise RunError(f"the gradient is not finite ({where})", hint="lower optimizer.learning_rate; look at the last batch's rows")
+        return norm
+
+    def non_finite(self) -> list[str]:
+        """Names of the weights whose gradient is not finite."""
+        return [name for name, weight in self.weights.items() if weight.grad is not None and not bool(weight.grad.isfinite().all())]
+
+    def step(self, learning_rate: float) -> OptimizerResult:
+        """Clip, step, clear the gradients. Raises `RunError`, with weights and moments untouched, when a gradient is not finite."""
+        norm = self.finite_norm()
         self.fill_gradients()
         self._clip(norm)
         if self._adamw is not None:

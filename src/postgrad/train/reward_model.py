@@ -129,7 +129,7 @@ class RewardModelling:
         self.policy.export(folder, {"Method": f"reward model, {self.total_steps} steps", "Notes": self.recipe.notes})
 
 
-def heldout_metrics(pairs: Sequence[Pair], values: Sequence[float], *, center_coef: float = 0.0) -> dict[str, float]:
+def heldout_metrics(pairs: Sequence[Pair], values: Sequence[float], *, center_coef: float) -> dict[str, float]:
     """`values`: scores of both sides, chosen first, pair by pair."""
     chosen, rejected = list(values[0::2]), list(values[1::2])
     margins = [a - b for a, b in zip(chosen, rejected, strict=True)]

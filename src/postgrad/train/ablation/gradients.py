@@ -119,6 +119,7 @@ class _Loss:
             return {}, math.nan
         loss = grpo_loss(self.settings, batch.denominators, own_old=True)  # the ratio is 1, whatever the run corrected
         result = self.engine.forward_backward(batch.rows, loss, temperature=self.temperature)
+        self.engine.optimizer.finite_norm()
         gradient = {name: weight.grad for name, weight in self.engine.optimizer.weights.items() if weight.grad is not None}
         self.engine.optimizer.clear()
         return gradient, sampler_difference(batch.rows, result.logprobs) / result.sums["tokens"]
