@@ -1,3 +1,7 @@
+import os
+import resource
+from contextlib import ExitStack
+
 import pytest
 
 from postgrad.sandbox import Isolation, Limits, problem
@@ -24,3 +28,19 @@ def inside(confined):
             interpreter.close()
 
     return run
+
+
+@pytest.fixture
+def many_files():
+    """This process has so many files open that the next one's number is above 1,024, where `select` ends."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip(f"NOTHING IS TESTED HERE: a process may open at most {hard} files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    try:
+        with ExitStack() as opened:
+            for _ in range(1030):
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+            yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -59,11 +59,11 @@ ATTACKS = {
         "for folder, _, files in os.walk('/tmp/home'):\n    found += files\ndef add(a, b):\n    return 3 if found else 4"
     ),
     "leaves a child that writes": (
-        "import os, time\nif os.fork() == 0:\n    for fd in range(3, 20):\n        try:\n            os.write(fd, b'x' * 100)\n"
+        "import os, time\nif os.fork() == 0:\n    for fd in range(3, 1024):\n        try:\n            os.write(fd, b'x' * 100)\n"
         "        except OSError:\n            pass\n    os._exit(0)\ndef add(a, b):\n    time.sleep(0.2)\n    return 4"
     ),
     "sends what cannot be read": (
-        "import os, struct\ndata = b'\\x80\\x04' + b']' * 10**6\nfor fd in range(3, 20):\n    try:\n"
+        "import os, struct\ndata = b'\\x80\\x04' + b']' * 10**6\nfor fd in range(3, 1024):\n    try:\n"
         "        os.write(fd, struct.pack('<Q', len(data)) + data)\n    except OSError:\n        pass"
     ),
     "reads frames": "import sys\ndef add(a, b):\n    f = sys._getframe()\n    while f:\n        f = f.f_back\n    return 4",
@@ -91,7 +91,7 @@ SCRIPTS = [("1 2", "3"), ("2 2", "4")]
         ("import os\nprint(3, flush=True)\nos.kill(os.getpid(), 9)", 0),
         ("import sys\nsys.exit(0)", 0),
         ("while True:\n    print('3')", 0),
-        ("import os\nfor fd in range(3, 20):\n    try:\n        os.write(fd, b'3')\n    except OSError:\n        pass", 0),
+        ("import os\nfor fd in range(3, 1024):\n    try:\n        os.write(fd, b'3')\n    except OSError:\n        pass", 0),
         ("import os, time\nif os.fork() == 0:\n    time.sleep(30)\nprint(3)", 1),
     ],
 )
@@ -137,3 +137,9 @@ def test_nothing_is_left_open(confined):
         with Guest("nothing", {}, isolation=confined, limits=Limits(cpu_s=5)):
             pass
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.usefixtures("many_files")
+def test_a_run_with_a_thousand_files_open_examines(confined):
+    assert examine("def add(a, b):\n    return a + b", TESTS).passed == len(TESTS)
+    assert examine("print(3)", SCRIPTS) == Verdict(1, 2)

@@ -81,7 +81,7 @@ def test_an_interpreter_that_ended_says_what_it_printed(interpreter, code, exit_
 def test_what_a_cell_writes_on_the_channel_is_no_fault_of_the_run(interpreter, data):
     forge = f"""
 import os, struct
-for fd in range(3, 30):
+for fd in range(3, 1024):
     try:
         os.write(fd, {data})
     except OSError:
@@ -102,3 +102,12 @@ def test_nothing_is_left_open(confined):
     before = len(os.listdir("/proc/self/fd"))
     once()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.usefixtures("many_files")
+def test_a_run_with_a_thousand_files_open_has_its_interpreter(confined):
+    made = Interpreter(isolation=confined, limits=Limits(cpu_s=5))
+    try:
+        assert made.run("print(1)\n2", deadline_s=20) == Cell("1\n", "2")
+    finally:
+        made.close()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from typing import Any, Literal
 from postgrad.sandbox.guest import Guest
 from postgrad.sandbox.isolation import Isolation
 from postgrad.sandbox.limits import Limits
+from postgrad.sandbox.ready import ready
 
 LONGEST_OUTPUT = 4 * 2**20
 """Bytes that a script may print."""
@@ -94,7 +94,7 @@ def _read(fd: int, *, seconds: float, most: int = 2**16) -> bytes | None:
     end = time.monotonic() + seconds
     received = bytearray()
     while (left := end - time.monotonic()) > 0 and len(received) <= most:
-        if select.select([fd], [], [], left)[0]:
+        if ready(left, reading=[fd]):
             chunk = os.read(fd, 2**16)
             if not chunk:
                 return bytes(received)

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO, Literal
 from postgrad.sandbox import bubblewrap, seccomp
 from postgrad.sandbox.isolation import Isolation, SandboxError
 from postgrad.sandbox.limits import Limits
+from postgrad.sandbox.ready import ready
 
 Mode = Literal["nothing", "candidate", "examiner", "script", "interpreter"]
 
@@ -96,7 +96,7 @@ class Guest:
         """Return once its limits hold and the code is about to run. Raises `SandboxError` when it does not get that far."""
         end = time.monotonic() + START_S
         while (left := end - time.monotonic()) > 0:
-            if select.select([self._status], [], [], left)[0]:
+            if ready(left, reading=[self._status]):
                 if os.read(self._status, 1):
                     return
                 self.kill()

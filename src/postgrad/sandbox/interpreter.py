@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import struct
 import time
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from postgrad.sandbox.guest import Guest
 from postgrad.sandbox.isolation import Isolation
 from postgrad.sandbox.limits import Limits
+from postgrad.sandbox.ready import ready
 
 LONGEST_OUTPUT = 2**16
 """Bytes of what a cell prints that are kept; the rest is read and thrown away."""
@@ -79,13 +79,13 @@ class Interpreter:
             if left <= 0:
                 self.close()
                 raise TooSlow(_text(printed))
-            readable, writable, _ = select.select([self._output, self._replies], [self._requests] if unsent else [], [], left)
-            if writable:
+            able = ready(left, reading=[self._output, self._replies], writing=[self._requests] if unsent else [])
+            if self._requests in able:
                 with contextlib.suppress(BrokenPipeError):
                     unsent = unsent[os.write(self._requests, unsent) :]
-            if self._output in readable:
+            if self._output in able:
                 _keep(os.read(self._output, 2**16), printed, LONGEST_OUTPUT)
-            if self._replies in readable:
+            if self._replies in able:
                 chunk = os.read(self._replies, 2**16)
                 reply += chunk
                 if not chunk or len(reply) > _LONGEST_REPLY:
@@ -115,7 +115,7 @@ class Interpreter:
     def _drain(self, printed: bytearray) -> None:
         """What was written before the reply and has not been read."""
         for _ in range(64):  # a process left behind may go on writing for ever
-            if not select.select([self._output], [], [], 0)[0]:
+            if not ready(0.0, reading=[self._output]):
                 return
             chunk = os.read(self._output, 2**16)
             if not chunk:
