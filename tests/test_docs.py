@@ -46,12 +46,17 @@ def test_recipes_in_the_readme_are_valid(name, tmp_path):
 def test_tool_and_reward_in_the_readme_work(name, tmp_path):
     from postgrad.rewards.load import load_rewards
     from postgrad.rollout import load_tools
+    from postgrad.rollout.execute import ToolLimits, execute
+    from postgrad.types import ToolCall
 
     for text in blocks(name, "python"):
         file = re.match(r"# (\w+\.py)\n", text)
         assert file is not None
         (tmp_path / file[1]).write_text(text, encoding="utf-8")
-    assert load_tools(["tools.py:calculator"], tmp_path).specs[0].parameters["required"] == ["expression"]
+    toolbox = load_tools(["tools.py:calculator"], tmp_path)
+    assert toolbox.specs[0].parameters["required"] == ["expression"]
+    [[result]] = execute([(toolbox.open([]), [ToolCall("calculator", {"expression": "12 + 34"})])], ToolLimits(deadline_s=60))
+    assert result.content == "46.0"
     (reward,) = load_rewards([{"use": "rewards.py:called"}], tmp_path)
     assert reward.range == (0, 1)
 
@@ -133,8 +138,10 @@ def test_data_page_names_every_format_and_finding():
     from typing import get_args
 
     from postgrad.data import formats
+    from postgrad.data.columns import FIELDS
 
     page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    assert [name for name in FIELDS if f"`{name}`" not in page] == []
     source = (ROOT / "src" / "postgrad" / "data" / "audit.py").read_text(encoding="utf-8")
     findings = set(re.findall(r'Finding\(\s*"(\w+)"', source)) | set(re.findall(r'^    "(\w+)": _Rule\(', source, re.MULTILINE))
     assert len(findings) > 15

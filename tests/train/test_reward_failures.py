@@ -88,7 +88,8 @@ def test_an_exception_abstains_and_is_told_in_full(recipe, tmp_path):
         assert 'raise ValueError("an odd number of tokens")' in failure["traceback"]
     metrics = directory.metrics()[-1]
     assert (metrics["rewards/picky/failed"], metrics["rewards/picky/mean"]) == (odd, 0.25)
-    assert sum("reward picky failed at prompts.jsonl:" in note for note in reporter.notes) == 1
+    (told,) = [note for note in reporter.notes if "reward picky failed at prompts.jsonl:" in note]
+    assert told.endswith("ValueError: an odd number of tokens (rewards.py:8)")
     assert math.isfinite(metrics["loss"])
 
 
@@ -96,6 +97,19 @@ def test_an_exception_stops_the_run_where_the_recipe_says_so(recipe):
     with pytest.raises(RunError, match=r"step 1: reward picky: ValueError: an odd number of tokens") as caught:
         run(recipe('[{use: "rewards.py:right"}, {use: "rewards.py:picky", on_error: stop}]'))
     assert "the last good checkpoint is none" in caught.value.hint
+
+
+def test_a_dry_run_shows_what_failed_and_what_abstained(recipe, tmp_path):
+    (tmp_path / "more.py").write_text("def silent(completion):\n    return None\n\ndef broken(completion):\n    return completion[999]\n")
+    recipe('[{use: "rewards.py:right"}, {use: "more.py:broken", weight: 0.5}, {use: "more.py:silent"}]')
+    shown = subprocess.run(
+        [sys.executable, "-m", "postgrad", "train", str(tmp_path / "recipe.yaml"), "--dry-run"], capture_output=True, text=True, check=True
+    ).stdout
+    assert shown.count("right 0, broken failed, silent abstained") == 4
+    assert "nan" not in shown
+    (told,) = [line for line in shown.splitlines() if line.startswith("warning: ")]
+    assert told.startswith("warning: reward broken failed at prompts.jsonl:")
+    assert told.endswith("IndexError: string index out of range (more.py:5)")
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -74,6 +75,17 @@ def _one_group(chat: ChatFormat, group: Group, scores: Scores) -> None:
     prompt = group.rollouts[0].segments[0].token_ids
     stdout.print(visible(chat.decode_raw(prompt)), markup=False)
     for index, rollout in enumerate(group.rollouts):
-        rewards = ", ".join(f"{name} {number(value)}" for name, value in zip(scores.names, scores.values[index], strict=True))
+        failed = {failure.reward for failure in scores.failures if failure.sample == index}
+        values = zip(scores.names, scores.values[index], strict=True)
+        rewards = ", ".join(f"{name} {_value(value, failed=name in failed)}" for name, value in values)
         stdout.print(f"rollout {index}: {rollout.stop}, {rollout.sampled_tokens} tokens sampled; {rewards}", style="bold", markup=False)
         stdout.print(visible(rollout.text), markup=False)
+    first = {(failure.reward, failure.kind): failure for failure in reversed(scores.failures)}
+    for failure in reversed(first.values()):
+        stdout.print(f"warning: {failure}", markup=False)
+
+
+def _value(value: float, *, failed: bool) -> str:
+    if math.isnan(value):
+        return "failed" if failed else "abstained"
+    return number(value)

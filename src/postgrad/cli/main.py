@@ -204,7 +204,7 @@ def doctor(
 
 @app.command()
 def formulas(json_output: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False) -> None:
-    """The articles' cheat sheet, each line computed now by the function it names."""
+    """Every formula on one sheet, each line computed now by the function it names."""
     from postgrad.cli.formulas import run_formulas
 
     run_formulas(json_output=json_output)

@@ -61,7 +61,7 @@ def _print(found: Replay) -> None:
             markup=False,
         )
     for failure in found.failures[:5]:
-        stderr.print(f"reward {failure.reward} failed at {failure.row}: {failure.message}", markup=False)
+        stderr.print(str(failure), markup=False)
     if len(found.failures) > 5:
         stderr.print(f"… and {len(found.failures) - 5} more failures", markup=False)
 

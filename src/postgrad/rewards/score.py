@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
@@ -29,6 +32,7 @@ from postgrad.types import Group, StopReason
 
 FailureKind = Literal["exception", "timeout", "crash", "memory", "nan", "infinite"]
 _PROMPT_HEAD = 200
+_PACKAGE = str(Path(__file__).parent.parent)
 _ASYNC_GRACE_S = 1.0
 
 
@@ -43,6 +47,13 @@ class RewardFailure:
     message: str
     prompt_head: str
     traceback: str = ""
+
+    def __str__(self) -> str:
+        """Where it happened in the data and in the code."""
+        frames = re.findall(r'File "([^"]+)", line (\d+)', self.traceback)
+        own = [(file, line) for file, line in frames if not file.startswith((_PACKAGE, sys.base_prefix, sys.prefix, "<"))]
+        place = f" ({Path(own[-1][0]).name}:{own[-1][1]})" if own else ""
+        return f"reward {self.reward} failed at {self.row}: {self.message}{place}"
 
 
 @dataclass(frozen=True, slots=True)

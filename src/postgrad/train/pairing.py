@@ -212,7 +212,7 @@ class Pairing:
     def _tell_failures(self, step: int, scores: Scores) -> None:
         for failure in scores.failures:
             self.parts.directory.event("reward_failure", step=step, **asdict(failure))
-            self._once(f"{failure.reward} {failure.kind}", f"reward {failure.reward} failed at {failure.row}: {failure.message}")
+            self._once(f"{failure.reward} {failure.kind}", str(failure))
 
     def _once(self, kind: str, text: str) -> None:
         if kind not in self.said:

@@ -95,7 +95,7 @@ class TrainData(Section):
     """A .jsonl, .json, .jsonl.gz, .parquet, .csv or .arrow file (relative to the recipe), a hub id, the run directory of a `pairs` run,
     or `stage:NAME` in a pipeline; or a list of them, with weights."""
     columns: dict[str, Any] = {}
-    """Maps the file's columns to a format postgrad knows; see `postgrad.data`."""
+    """Maps the file's columns to a format postgrad knows: a field, or a role, to a column or several; see docs/data.md."""
     join: Join | None = None
     """Another file whose columns each row gets: a benchmark's answers, kept apart from its questions. Also for `eval`."""
     text_prompts: Literal["chat", "raw"] = "chat"

@@ -32,7 +32,7 @@ class IterationRecorder:
             kind = f"failure {failure.reward} {failure.kind}"
             if kind not in self.said:
                 self.said.add(kind)
-                self.reporter.note(f"reward {failure.reward} failed at {failure.row}: {failure.message}")
+                self.reporter.note(str(failure))
         self.watch(step, records, experience.raw.scores.failures)
 
 
@@ -50,7 +50,7 @@ class Recorder:
         self.directory.write_rollouts(step, records)
         for failure in scored.scores.failures:
             self.directory.event("reward_failure", step=step, **asdict(failure))
-            self._once(f"failure {failure.reward} {failure.kind}", f"reward {failure.reward} failed at {failure.row}: {failure.message}")
+            self._once(f"failure {failure.reward} {failure.kind}", str(failure))
         for note in observed_notes(self.rewards, scored.scores, self.scheme):
             self._once(note.id, note.message)
         self.watch(step, records, scored.scores.failures)

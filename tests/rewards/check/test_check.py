@@ -307,3 +307,13 @@ def test_where_calls_are_the_answer_wrong_arguments_are_the_cheat_and_not_a_wron
     assert [result.error for result in rows[3].good.rollout().tool_results] == [""]
     report = check(tmp_path, "", "tool_exact", {"use": "tool_match", "weight": 0.5}, rows=rows)
     assert ids(report, severity="critical") == set()
+
+
+def test_nothing_is_said_to_have_been_seen_of_a_reward_that_gave_no_value(tmp_path):
+    report = check(tmp_path, FAULTS["contract.exception"], "rewards.py:r")
+    text = "\n".join(report.lines())
+    assert "none seen" in text
+    assert "… 0" not in text
+    assert "scale.undeclared" not in ids(report)
+    assert set(report.matrix.moved["r"].values()) == {None}
+    assert report.to_json()["scale"][0]["range"] == [None, None]

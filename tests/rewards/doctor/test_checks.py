@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from postgrad.rewards.doctor import Finding, Observed, Passed, RewardInfo, Skipped
 from postgrad.rewards.doctor.assemble import About, Sample, Sampled, TextFacts, assemble, facts_of_text
-from postgrad.rewards.doctor.examine import CHECKS
+from postgrad.rewards.doctor.examine import CHECKS, examine
 from postgrad.rewards.doctor.observed import Failure
 from postgrad.rewards.doctor.recompute import SCHEMES, recomputed, scheme_of
+from postgrad.rewards.doctor.render import summary
 from postgrad.rewards.doctor.shares import pushed, signal_shares
 
 RIGHT = RewardInfo("right", 1.0, "outcome", (0.0, 1.0))
@@ -322,6 +323,18 @@ def test_failures_are_counted_by_kind_with_their_rows():
     assert (found.severity, found.evidence["value"], found.evidence["failed/timeout"]) == ("warn", 32 / 256, 32)
     assert found.rows[-1] == "step 8, p62, sample 2: timeout 5 s"
     assert found.fixes[0].key == "rewards[].deadline_s"
+
+
+def test_a_reward_that_failed_on_every_rollout_needs_no_statistics():
+    failures = tuple(Failure(1, "help", "exception", "d:1") for _ in range(4))
+    found = finding("R11", run([[1, NONE], [0, NONE]], repeat=2, failures=failures))
+    assert (found.severity, found.evidence["failed/exception"]) == ("critical", 4.0)
+    assert skips("R11", run([[1, NONE], [0, NONE]], repeat=2, failures=failures[1:])).key == "max_steps"
+
+
+def test_a_summary_of_too_little_does_not_sound_healthy():
+    assert summary(examine(run(MIXED, repeat=2))).startswith("too little to judge by; ")
+    assert summary(examine(logged("sft", loss=[1.0]))) == "no findings; 1 check passed, 0 skipped"
 
 
 # R12, R13 -----------------------------------------------------------------------------------------------------------------------------

@@ -40,6 +40,13 @@ def test_the_gradients_of_the_rewards_add_up_to_that_of_the_loss(preset, parts):
     assert all(weight.grad is None for weight in engine.optimizer.weights.values())
 
 
+def test_a_gradient_that_is_not_finite_is_an_error(parts, monkeypatch):
+    engine, groups, recipe = parts
+    monkeypatch.setattr(engine.optimizer, "gradient_norm", lambda: float("inf"))
+    with pytest.raises(RunError, match="the gradient is not finite"):
+        pulls(engine, groups, loss_settings(recipe.loss, recipe.rollout), mask_truncated=False, temperature=1.0)
+
+
 def test_copies_pull_the_same_way_in_the_ratio_of_their_weights(parts):
     engine, groups, recipe = parts
     found, _ = pulls(engine, groups, loss_settings(recipe.loss, recipe.rollout), mask_truncated=False, temperature=1.0)

@@ -91,6 +91,9 @@ class Report:
         yield "scale: how far each reward can move the total"
         cells = [["", "role", "weight", "range", "moves"]]
         for line in self.sheet:
+            if math.isnan(line.moves):
+                cells.append([line.name, line.role, f"{line.weight:g}", "none seen", "–"])
+                continue
             limits = f"{line.range[0]:g} … {line.range[1]:g}" + (" (seen)" if line.observed else "")
             cells.append([line.name, line.role, f"{line.weight:g}", limits, f"{line.moves:g}"])
         yield from table(cells)

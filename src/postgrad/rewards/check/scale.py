@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,10 @@ _SEVERITIES: dict[str, Severity] = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One reward on the sheet. moves = |weight| · (highest − lowest), from the declared range or, `observed`, from the values seen."""
+    """One reward on the sheet. moves = |weight| · (highest − lowest), from the declared range or, `observed`, from the values seen.
+
+    NaN where none is declared and none was seen.
+    """
 
     name: str
     role: str
@@ -42,7 +46,7 @@ def scale_sheet(scored: Scored, rewards: Sequence[LoadedReward]) -> list[Line]:
 def _line(scored: Scored, index: int, reward: LoadedReward) -> Line:
     seen = scored.values[:, :, index]
     seen = seen[~np.isnan(seen)]
-    low, high = reward.range or ((float(seen.min()), float(seen.max())) if len(seen) else (0.0, 0.0))
+    low, high = reward.range or ((float(seen.min()), float(seen.max())) if len(seen) else (math.nan, math.nan))
     return Line(reward.name, reward.role, reward.weight, (low, high), reward.range is None, abs(reward.weight) * (high - low))
 
 
@@ -57,14 +61,14 @@ def check_scale(scored: Scored, rewards: Sequence[LoadedReward], *, scheme: Sche
         yield finding(f"scale.{note.id}", _SEVERITIES.get(note.id, "info"), "", f"among good and lazy answers: {note.message}")
     yield from _outranked(scored, rewards)
     for line in scale_sheet(scored, rewards):
-        if line.observed:
+        if line.observed and not math.isnan(line.moves):
             yield finding("scale.undeclared", "info", line.name, f"declares no range; {line.range[0]:g} … {line.range[1]:g} was seen")
 
 
 def _allowance(sheet: Sequence[Line]) -> Iterator[Finding]:
     outcome = sum(line.range[1] - line.range[0] for line in sheet if line.role == "outcome")
     shaping = sum(line.range[1] - line.range[0] for line in sheet if line.role == "shaping")
-    if outcome and shaping:
+    if outcome > 0 and shaping > 0:
         message = f"with weight 1 for the outcome, one weight for all shaping rewards may be at most {outcome / shaping:.3g}"
         yield finding("scale.allowance", "info", "", message, hint="check the recipe itself to test the weights it has")
 

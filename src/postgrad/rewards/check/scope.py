@@ -49,7 +49,7 @@ def _layer(case: tuple[str, str], reward: LoadedReward) -> str:
 def _change(scored: Scored, index: int, columns: Sequence[int], width: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Per sample the largest |change| over the mutants, NaN where there is none (or the reward abstains on them)."""
     values = scored.values[:, :, index]
-    if not columns:
+    if not columns or np.isnan(values).all():
         return np.full(len(values), np.nan)
     if width == 0.0:
         return np.where(scored.present[:, columns].any(axis=1), 0.0, np.nan)

@@ -31,8 +31,9 @@ def summary(diagnosis: Diagnosis) -> str:
         ids = [finding.id for finding in diagnosis.findings if finding.severity == severity]
         if ids:
             parts.append(f"{len(ids)} {one if len(ids) == 1 else many} ({', '.join(ids)})")
-    found = ", ".join(parts) or "no findings"
-    return f"{found}; {len(diagnosis.passed)} checks passed, {len(diagnosis.skipped)} skipped"
+    passed, skipped = len(diagnosis.passed), len(diagnosis.skipped)
+    nothing = "no findings" if passed > skipped else "too little to judge by"
+    return f"{', '.join(parts) or nothing}; {passed} check{'' if passed == 1 else 's'} passed, {skipped} skipped"
 
 
 def as_text(diagnosis: Diagnosis) -> str:

@@ -40,6 +40,12 @@ def unjudged(observed: Observed) -> Floats:
 def abstained(observed: Observed) -> Result:
     """R11: None, NaN, exceptions and deadlines, per reward."""
     rule = RULES["R11"]
+    rollouts = int(observed.present.sum())
+    for column, reward in enumerate(observed.rewards):
+        if (
+            rollouts and sum(failure.reward == reward.name for failure in observed.failures) >= rollouts
+        ):  # no statistics are needed to see it
+            return found(rule, 3, _explain_abstained(observed, 1.0, column), observed, still=True)
     return needs.groups(observed, rule, least=1) or decide(
         observed,
         rule,
