@@ -8,11 +8,10 @@ Needs `pip install postgrad[tasks]`. Source: github.com/open-thought/reasoning-g
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from postgrad.errors import RecipeError
+from postgrad.errors import RecipeError, did_you_mean
 
 Entry = Mapping[str, Any]
 _TUPLE = "__tuple__"
@@ -25,8 +24,8 @@ def entries(task: str, *, size: int, seed: int, config: Mapping[str, Any] | None
     """
     gym = _gym()
     if task not in gym.DATASETS:
-        near = difflib.get_close_matches(task, gym.DATASETS, n=1)
-        raise RecipeError(f"reasoning-gym has no task {task!r}", where="task", hint=f"did you mean {near[0]}?" if near else None)
+        hint = did_you_mean(task, gym.DATASETS, "its tasks are listed in reasoning-gym's GALLERY.md")
+        raise RecipeError(f"reasoning-gym has no task {task!r}", where="task", hint=hint)
     try:
         dataset = gym.create_dataset(task, size=size, seed=seed, **(config or {}))
     except (TypeError, ValueError, AssertionError) as error:

@@ -207,6 +207,10 @@ def test_the_steps_of_the_histogram_hold_every_row_and_end_at_the_limit():
     bins = report.length_bins(count=4)
     assert bins == [(1, 25, 2), (26, 50, 3), (51, 75, 0), (76, 100, 1), (101, 900, 5)]
     assert sum(count for *_, count in bins) == 11
+    alike = DataReport(source="f", format="text", rows=0, kept=0, histogram={36: 2, 37: 1, 39: 1})
+    assert alike.length_bins() == [(36, 36, 2), (37, 37, 1), (38, 38, 0), (39, 39, 1)]
+    long = DataReport(source="f", format="text", rows=0, kept=0, histogram={150: 2, 151: 1}, max_length=100)
+    assert long.length_bins() == [(100, 100, 0), (101, 151, 3)]
     assert DataReport(source="f", format="text", rows=0, kept=0).length_bins() == []
 
 

@@ -114,10 +114,11 @@ def test_roles_without_an_answer_make_a_prompt():
     assert rows.read()[0].fields == {"prompt": [{"role": "user", "content": "2+2?"}], "answer": "4"}
 
 
-def test_a_mapped_column_that_no_row_has_lists_what_is_there():
-    with pytest.raises(DataError, match="no row has the column 'qestion'") as error:
-        rows_from([{"question": "a"}], columns={"prompt": "qestion"})
-    assert "question" in str(error.value.hint)
+def test_all_mapped_columns_that_no_row_has_are_told_with_what_is_there():
+    with pytest.raises(DataError) as error:
+        rows_from([{"question": "a", "z": 1}], columns={"prompt": "qestion", "completion": "reply"}, name="r.jsonl")
+    assert error.value.what == "no row has the column 'qestion' (mapped to prompt) and the column 'reply' (mapped to completion)"
+    assert (error.value.where, error.value.hint) == ("r.jsonl", "did you mean question? found: question, z")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from postgrad.models import dtype as dtypes
 from postgrad.models import hub
 from postgrad.models.loading import Start, fingerprint, from_memory, load, load_tokenizer
 from postgrad.models.saving import save
+from postgrad.models.scalar import load_scalar
 from postgrad.testing.tiny import tiny_model, tiny_tokenizer
 
 IDS = torch.tensor([[1, 40, 41, 42, 43, 44]])
@@ -48,6 +49,20 @@ def test_transformers_folder_loads_with_the_same_logits(folder):
     assert torch.equal(logits(lm.model), logits(tiny_model()))
     assert (lm.name, lm.folder, lm.start, lm.stop_ids) == (str(folder), folder.resolve(), Start.FULL, frozenset({2}))
     assert not lm.model.training
+
+
+@pytest.mark.parametrize("read", [load, load_scalar])
+def test_weights_lie_in_memory_of_their_own_on_the_grid_of_64_bytes(folder, read):
+    """A file that is mapped puts them where its header ends: products are slower there, differ in last bits and change with the file."""
+    file = folder / "model.safetensors"
+    model = read(folder).model
+    mark = fingerprint(model)
+    assert {tensor.data_ptr() % 64 for tensor in (*model.parameters(), *model.buffers())} == {0}
+    assert str(file) not in Path("/proc/self/maps").read_text()
+    with file.open("r+b") as opened:
+        opened.seek(-1000, 2)
+        opened.write(bytes(1000))
+    assert fingerprint(model) == mark
 
 
 def test_half_precision_weights_are_trained_in_fp32(tmp_path):

@@ -37,7 +37,8 @@ def largest_error(model: nn.Module, answers: list[Completion]) -> float:
 
 
 def tolerance(dtype: torch.dtype | None) -> float:
-    return 0.5 if dtype is torch.bfloat16 else 1e-5
+    """A forward call of these weights in fp32 ends up to 2e-5 beside the same in fp64; that of other weights ends 1e-2 beside it."""
+    return 0.5 if dtype is torch.bfloat16 else 1e-4
 
 
 def nudge(model: nn.Module, *, only: str = "") -> None:

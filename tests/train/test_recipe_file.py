@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from postgrad.errors import RecipeError
 from postgrad.train.recipe import GRPORecipe, Pipeline, SFTRecipe
-from postgrad.train.recipe_file import load_recipe, parse_recipe
+from postgrad.train.recipe_file import LoadedRecipe, load_recipe, parse_recipe
 
 SFT = """\
 method: sft
@@ -164,7 +165,10 @@ def test_override_reaches_list_items(recipe):
 
 
 def test_missing_file_is_a_recipe_error(tmp_path):
-    assert "cannot be read" in refusal(tmp_path / "no.yaml").what
+    error = refusal(tmp_path / "no.yaml")
+    assert (error.what, error.hint) == ("the recipe cannot be read: no such file or directory", "pass the path of a YAML file")
+    (tmp_path / "recipe.yaml").touch()
+    assert refusal(tmp_path / "recipes.yaml").hint == f"did you mean {tmp_path / 'recipe.yaml'}?"
 
 
 def _stages(second_model: str) -> str:
@@ -195,6 +199,50 @@ def test_error_inside_a_stage_names_its_line(recipe):
     assert error.where is not None
     assert error.where.endswith(f":{line}")
     assert error.hint == "did you mean group_size?"
+
+
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        ("rewards[0]", 10),
+        ("rewards[0].use", 10),
+        ("data.train", 6),
+        ("data.columns", 5),  # the nearest that stands in the file
+        ("data.columns.prompt", 5),
+        ("max_steps", 4),
+        ("rewards[1]", None),
+        ("batch.prompts", None),
+        ("batch.pairs", None),
+        ("data.json", None),
+        ("model.py", None),
+        ("rewards.py:8", None),
+        ("rewards.py:correct", None),
+        ("data/rows.jsonl:3", None),
+        ("command line", None),
+        (None, None),
+    ],
+)
+def test_what_is_found_wrong_later_has_its_line_too(recipe, where, line):
+    path = recipe(GRPO)
+    with pytest.raises(RecipeError) as caught, load_recipe(path).placing(()):
+        raise RecipeError("is wrong", where=where)
+    assert caught.value.where == (where if line is None else f"{path}:{line}: {where}")
+
+
+def test_what_is_found_wrong_later_in_a_stage_has_the_line_of_that_stage(recipe):
+    text = _stages("stage:warm")
+    path = recipe(text)
+    line = max(number for number, row in enumerate(text.splitlines(), 1) if "train: rows.jsonl" in row)
+    with pytest.raises(RecipeError) as caught, load_recipe(path).placing(("stages", "rl")):
+        raise RecipeError("is wrong", where="data.train")
+    assert caught.value.where == f"{path}:{line}: data.train"
+
+
+def test_a_resolved_recipe_without_lines_keeps_the_key():
+    loaded = LoadedRecipe(parse_recipe(yaml.safe_load(GRPO)), Path())
+    with pytest.raises(RecipeError) as caught, loaded.placing(()):
+        raise RecipeError("is wrong", where="data.train")
+    assert caught.value.where == "data.train"
 
 
 def test_resolved_recipe_parses_back_to_the_same(recipe):

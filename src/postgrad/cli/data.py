@@ -67,7 +67,7 @@ def show(
             page.append(item_parts(opened, item))
 
     shown, report = _each(opened, rows or (None if json_output else 3), show_one)
-    _print_shown(shown, report)
+    _print_shown(shown, report, legend=not json_output)
     if html is not None:
         from postgrad.report.data_page import rows_page
 
@@ -236,10 +236,12 @@ def _each(opened: Opened, limit: int | None, use: Callable[[Any], object], *, st
     return used, report_of(opened.rows, tally, encoder)
 
 
-def _print_shown(shown: int, report: DataReport | None) -> None:
+def _print_shown(shown: int, report: DataReport | None, *, legend: bool) -> None:
     """On stderr, so that stdout holds rows only."""
     from postgrad.cli.console import stderr
 
+    if legend and shown:
+        stderr.print("⟦ ⟧ is trained, ‹ › is what the template writes around it, the rest is read only", markup=False)
     if report is None:
         stderr.print(f"the first {shown} rows; `postgrad data check` reads all of them", markup=False)
         return

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from postgrad.chat import ChatFormat
-from postgrad.cli.console import number, reporter, stdout
+from postgrad.cli.console import number, reporter, stderr, stdout
 from postgrad.cli.data_view import marked, visible
 from postgrad.rewards.score import Scores
 from postgrad.train.build import build
@@ -15,7 +15,7 @@ from postgrad.train.dpo import DPO
 from postgrad.train.grpo import GRPO
 from postgrad.train.kto import KTO
 from postgrad.train.pairing import Pairing
-from postgrad.train.recipe import DPORecipe, Pipeline, Recipe
+from postgrad.train.recipe import DPORecipe, Pipeline, Recipe, SampledRecipe
 from postgrad.train.recipe_file import LoadedRecipe
 from postgrad.train.reward_model import RewardModelling
 from postgrad.train.run_directory import RunDirectory
@@ -25,15 +25,20 @@ from postgrad.types import Group
 
 
 def run_dry(loaded: LoadedRecipe) -> None:
-    if not isinstance(loaded.recipe, Pipeline):
-        _one(loaded.recipe, loaded.base)
-        return
-    for name, recipe in loaded.recipe.stages.items():
-        stdout.print(f"stage {name}", style="bold", markup=False)
-        if missing := not_there_yet(loaded.recipe, recipe):
-            stdout.print(f"  {missing} has not run yet, so this stage cannot be built now", markup=False)
-            continue
-        _one(stage_recipe(loaded.recipe, recipe), loaded.base)
+    for part, recipe in loaded.parts:
+        with loaded.placing(part):
+            if isinstance(loaded.recipe, Pipeline):
+                _stage(loaded.recipe, part[-1], recipe, loaded.base)
+            else:
+                _one(recipe, loaded.base)
+
+
+def _stage(pipeline: Pipeline, name: str, recipe: Recipe, base: Path) -> None:
+    stdout.print(f"stage {name}", style="bold", markup=False)
+    if missing := not_there_yet(pipeline, recipe):
+        stdout.print(f"  {missing} has not run yet, so this stage cannot be built now", markup=False)
+    else:
+        _one(stage_recipe(pipeline, recipe), base)
 
 
 def _one(recipe: Recipe, base: Path) -> None:
@@ -43,7 +48,7 @@ def _one(recipe: Recipe, base: Path) -> None:
         for note in built.notes:
             stdout.print(f"note: {note}", markup=False)
         method = built.method
-        stdout.print(f"{recipe.method}: {method.total_steps} steps", markup=False)
+        stdout.print(f"{recipe.method}: {method.total_steps} step{'' if method.total_steps == 1 else 's'}", markup=False)
         if isinstance(method, SFT):
             row = method.train[0]
             stdout.print("first row; what stands in ⟦ ⟧ is trained:", markup=False)
@@ -62,11 +67,18 @@ def _one(recipe: Recipe, base: Path) -> None:
             stdout.print(visible(method.policy.chat.decode_raw(item.prompt_ids)), markup=False)
             stdout.print(marked(method.policy.chat, item.answer.token_ids, item.answer.scored), markup=False)
         elif isinstance(method, GRPO):
+            _sampling(recipe)
             scored = method.score_one(step=1)
             _one_group(method.parts.sampling.policy.chat, scored.groups[0], scored.scores)
         elif isinstance(method, Pairing):
+            _sampling(recipe)
             _one_group(method.parts.sampling.policy.chat, *method.sample_one(step=1))
         stdout.print("nothing was written; without --dry-run it trains", markup=False)
+
+
+def _sampling(recipe: Recipe) -> None:
+    assert isinstance(recipe, SampledRecipe)
+    stderr.print(f"sampling {recipe.rollout.group_size} answers to the first prompt", markup=False)
 
 
 def _one_group(chat: ChatFormat, group: Group, scores: Scores) -> None:

@@ -8,18 +8,19 @@ from pathlib import Path
 
 from postgrad.cli.console import number, stderr, stdout, table
 from postgrad.errors import RecipeError
-from postgrad.train.recipe import Base, Pipeline, RLRecipe
-from postgrad.train.recipe_file import LoadedRecipe, load_recipe
+from postgrad.train.recipe import RLRecipe
+from postgrad.train.recipe_file import KeyPath, LoadedRecipe, load_recipe
 
 
 def run_eval(path: Path, *, model: str | None, data: str | None, rows: int | None, json_output: bool) -> None:
     loaded, own = _locate(path)
-    recipe = _grpo(loaded, path)
+    part, recipe = _grpo(loaded, path)
     name = model or own or recipe.model
     from postgrad.train.run import evaluate
 
     file = None if data is None else str(Path.cwd() / data) if (Path.cwd() / data).exists() else data
-    result = evaluate(recipe, loaded.base, model=name, data=file, rows=rows)
+    with loaded.placing(part):
+        result = evaluate(recipe, loaded.base, model=name, data=file, rows=rows)
     source = data or str(recipe.data.eval)
     if json_output:
         record = {
@@ -46,19 +47,16 @@ def _locate(path: Path) -> tuple[LoadedRecipe, str | None]:
         from postgrad.train.run import load_run
 
         loaded = load_run(path)
-        model = _last_run_dir(loaded.recipe) / "model"
+        _, last = loaded.parts[-1]
+        model = Path(last.run_dir) / "model"
         return loaded, str(model) if model.exists() else None
     return load_recipe(path), None
 
 
-def _last_run_dir(recipe: Base | Pipeline) -> Path:
-    return Path(recipe.run_dir) if isinstance(recipe, Base) else Path(list(recipe.stages.values())[-1].run_dir)
-
-
-def _grpo(loaded: LoadedRecipe, path: Path) -> RLRecipe:
-    recipe = list(loaded.recipe.stages.values())[-1] if isinstance(loaded.recipe, Pipeline) else loaded.recipe
+def _grpo(loaded: LoadedRecipe, path: Path) -> tuple[KeyPath, RLRecipe]:
+    part, recipe = loaded.parts[-1]
     if not isinstance(recipe, RLRecipe):
         raise RecipeError(
             "evaluation needs rewards, which only GRPO and PPO recipes have", where=str(path), hint="pass a recipe with method: grpo or ppo"
         )
-    return recipe
+    return part, recipe

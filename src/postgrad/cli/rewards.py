@@ -210,23 +210,24 @@ def _argument(text: str) -> tuple[str, Any]:
 def _load_recipe(path: Path) -> _Target:
     from postgrad.cli.console import stderr
     from postgrad.rewards.load import load_rewards
-    from postgrad.train.recipe import Pipeline, RLRecipe
+    from postgrad.train.recipe import RLRecipe
     from postgrad.train.recipe_file import load_recipe
 
     loaded = load_recipe(path)
-    recipes = list(loaded.recipe.stages.values()) if isinstance(loaded.recipe, Pipeline) else [loaded.recipe]
-    found = [recipe for recipe in recipes if isinstance(recipe, RLRecipe)]
+    found = [(part, recipe) for part, recipe in loaded.parts if isinstance(recipe, RLRecipe)]
     if not found:
         raise RecipeError(
             "the recipe has no rewards", where=str(path), hint="name the reward file: postgrad rewards check rewards.py --data …"
         )
-    functions = [reward for reward in found[-1].rewards if _is_function(reward.use)]
-    for reward in found[-1].rewards:
-        if reward not in functions:
+    part, recipe = found[-1]
+    functions = {index: reward.model_dump() for index, reward in enumerate(recipe.rewards) if _is_function(reward.use)}
+    for index, reward in enumerate(recipe.rewards):
+        if index not in functions:
             stderr.print(f"not checked: {reward.use} is a reward model (postgrad score shows what it gives)", markup=False)
     if not functions:
         raise RecipeError("the recipe has no reward functions", where=str(path), hint="reward models are looked at with postgrad score")
-    return _Target(load_rewards([reward.model_dump() for reward in functions], loaded.base), found[-1], loaded.base)
+    with loaded.placing(part):
+        return _Target(load_rewards(list(functions.values()), loaded.base, indices=list(functions)), recipe, loaded.base)
 
 
 def _is_function(use: str) -> bool:

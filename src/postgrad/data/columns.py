@@ -16,12 +16,11 @@ Columns that the map names are used up; all others stay, except those that would
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from postgrad.data.files import Row
-from postgrad.errors import DataError, RecipeError
+from postgrad.errors import DataError, RecipeError, did_you_mean, nearest
 
 _ROLES = ("system", "user", "assistant")
 _FORMAT_FIELDS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
@@ -34,12 +33,8 @@ def check_columns(columns: Columns) -> None:
     """Raises `RecipeError` on an unknown field, a value that is no column name, or fields that exclude each other."""
     for field, value in columns.items():
         if field not in FIELDS:
-            near = difflib.get_close_matches(field, FIELDS, n=1)
-            raise RecipeError(
-                f"unknown field {field!r}",
-                where="data.columns",
-                hint=f"did you mean {near[0]}?" if near else f"fields: {', '.join(FIELDS)}",
-            )
+            hint = did_you_mean(field, FIELDS, f"fields: {', '.join(FIELDS)}")
+            raise RecipeError(f"unknown field {field!r}", where="data.columns", hint=hint)
         if not value or not all(isinstance(name, str) for name in _names(value)):
             raise RecipeError(f"{field} takes a column name or a list of them", where="data.columns", hint="e.g. {prompt: question}")
     kinds = [kind for kind, members in _KINDS.items() if any(member in columns for member in members)]
@@ -57,12 +52,13 @@ _KINDS = {"messages": ("messages",), "prompt/completion": ("prompt", "completion
 
 
 def check_present(columns: Columns, found: set[str], *, where: str) -> None:
-    """Raises `DataError` when a mapped column is not among the columns found."""
-    for field, value in columns.items():
-        for name in _names(value):
-            if name not in found:
-                hint = f"found: {', '.join(sorted(found)) or 'none'}"
-                raise DataError(f"no row has the column {name!r} (mapped to {field})", where=where, hint=hint)
+    """Raises `DataError` with every mapped column that is not among the columns found."""
+    missing = {name: field for field, value in columns.items() for name in _names(value) if name not in found}
+    if missing:
+        listed = " and ".join(f"the column {name!r} (mapped to {field})" for name, field in missing.items())
+        near = [match for name in missing if (match := nearest(name, found))]
+        meant = f"did you mean {', '.join(near)}? " if near else ""
+        raise DataError(f"no row has {listed}", where=where, hint=f"{meant}found: {', '.join(sorted(found)) or 'none'}")
 
 
 def mapped(row: Row, columns: Columns) -> Row:

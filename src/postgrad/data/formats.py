@@ -16,12 +16,11 @@ text               `text` alone: every token is trained
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from postgrad.data.files import Row
-from postgrad.errors import DataError
+from postgrad.errors import DataError, nearest
 from postgrad.gold import gold_calls
 
 Format = Literal[
@@ -121,7 +120,7 @@ def unknown(row: Row) -> DataError:
         hint = "token ids do not say which of them are the answer: add `labels` (-100 = not trained) or a `completion_mask`"
     elif any(name.startswith(("chosen", "rejected")) for name in names):
         hint = "a pair needs both sides: map them with data.columns: {chosen: ..., rejected: ...}"
-    near = next((f"; nearest format: {word}" for word in get_args(Format) if difflib.get_close_matches(word, names, n=1)), "")
+    near = next((f"; nearest format: {word}" for word in get_args(Format) if nearest(word, names)), "")
     return DataError(f"unknown format; columns found: {', '.join(sorted(names)) or 'none'}{near}", where=row.name, hint=hint)
 
 

@@ -82,15 +82,16 @@ class DataReport:
         return self.fail is None and not any(finding.severity == "critical" for finding in self.findings)
 
     def length_bins(self, count: int = 8) -> list[tuple[int, int, int]]:
-        """(shortest, longest, rows) of equal steps over all lengths before the limit; the limit is the end of a step."""
+        """(shortest, longest, rows) of equal steps from the shortest row to the limit, which is the end of a step, and one beyond it."""
         if not self.histogram:
             return []
         longest = max(self.histogram)
         limit = self.max_length if self.max_length is not None and self.max_length < longest else longest
-        width = max(1, -(-limit // count))
-        ends = [*range(width, limit, width), limit]
+        first = min(*self.histogram, limit)
+        width = -(-(limit - first + 1) // count)
+        ends = [*range(first + width - 1, limit, width), limit]
         ends += [longest] if longest > limit else []
-        starts = [1, *(end + 1 for end in ends[:-1])]
+        starts = [first, *(end + 1 for end in ends[:-1])]
         rows = [
             sum(number for length, number in self.histogram.items() if low <= length <= high)
             for low, high in zip(starts, ends, strict=True)
@@ -106,7 +107,7 @@ class DataReport:
                 raise DataError(finding.message, where=finding.rows[0] if finding.rows else self.source, hint=finding.hint)
 
     def lines(self) -> list[str]:
-        """Three lines: rows, tokens, notes (the last only when there is something to note)."""
+        """Three lines: rows, tokens, what was found (the last only when there is something to note)."""
         dropped = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items())
         rows = f"data: {self.source}, {self.format}: {self.rows} rows, {self.kept} kept, {self.rows - self.kept} dropped"
         cut = f", {self.cut} cut" if self.cut else ""
@@ -114,7 +115,7 @@ class DataReport:
         return [
             rows + (f" ({dropped})" if dropped else "") + cut,
             self._token_line(),
-            *(["notes: " + "; ".join(notes)] if notes else []),
+            *(["found: " + "; ".join(notes)] if notes else []),
         ]
 
     def _token_line(self) -> str:

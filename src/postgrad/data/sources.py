@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections import Counter
@@ -16,7 +15,7 @@ from postgrad.data.files import EXTENSIONS, Chunk, Place, Rejected, Row, chunked
 from postgrad.data.formats import Format, detect, unknown
 from postgrad.data.hub import is_hub_id, read_hub
 from postgrad.data.join import Join
-from postgrad.errors import DataError, RecipeError
+from postgrad.errors import DataError, RecipeError, did_you_mean_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,8 @@ def load_rows(
     if path.is_dir():
         files = sorted(item.name for item in path.iterdir() if extension(item) in EXTENSIONS)
         raise DataError("a folder, not a file", where=str(source), hint=f"name one of its files: {', '.join(files[:5]) or 'it holds none'}")
-    raise DataError("no such file", where=str(source), hint=_near_files(path))
+    hint = did_you_mean_file(path, "check the path, or name a hub dataset as owner/name")
+    raise DataError("no such file", where=str(source), hint=hint)
 
 
 def rows_from(rows: Iterable[Mapping[str, Any]], *, columns: Columns | None = None, max_bad: int = 0, name: str = "rows") -> RowSource:
@@ -208,9 +208,8 @@ def _source(
     chosen = columns or {}
     rows, rejected = _first_rows(chunks(), max_bad, join)
     if not rows:
-        check_rejected(rejected, len(rejected), max_bad)
         raise _empty(name, rejected)
-    check_present(chosen, {column for row in rows for column in row.fields}, where=rows[0].name)
+    check_present(chosen, {column for row in rows for column in row.fields}, where=name)
     first = mapped(rows[0], chosen)
     format = detect(first.fields)
     if format is None:
@@ -236,11 +235,8 @@ _LOOKED_AT = 16
 
 
 def _empty(name: str, rejected: Sequence[Rejected]) -> DataError:
-    what = f"all {len(rejected)} rows were rejected; the first: {rejected[0].reason}" if rejected else "the file holds no rows"
-    return DataError(what, where=rejected[0].name if rejected else name, hint="check that this is the right file")
-
-
-def _near_files(path: Path) -> str:
-    names = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return f"did you mean {path.parent / near[0]}?" if near else "check the path, or name a hub dataset as owner/name"
+    hint = "check that this is the right file"
+    if not rejected:
+        return DataError("the file holds no rows", where=name, hint=hint)
+    none = f" (and none of the first {len(rejected)} rows can be read)" if len(rejected) > 1 else ""
+    return DataError(f"{rejected[0].reason}{none}", where=rejected[0].name, hint=hint)

@@ -8,6 +8,9 @@ Three rules hold for all of them:
 2. A number that counts and is not finite, given or computed, raises `NonFiniteError` (a `ValueError`). It is never returned.
 3. bf16 and fp16 are computed and returned in fp32; fp64 stays fp64.
 
+"The articles" that these functions cite are two that read the source of Hugging Face TRL, in Chinese: "Agentic RL 基础理论&代码速递" and
+Harry Yu's "LLM 后训练方法概览与 TRL 源码解读". Where they would mislead an implementer, the function says so.
+
 Shapes: N rollouts = B prompts × G, T tokens, V vocabulary. `postgrad.formulas.sheet` lists them all with live numbers.
 """
 

@@ -8,12 +8,11 @@ A name is, in this order:
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from postgrad.errors import ModelError
+from postgrad.errors import ModelError, nearest
 from postgrad.models import builtin, gguf, hub
 from postgrad.models.weights import check_weights, folder_fingerprint, read_json
 
@@ -72,8 +71,8 @@ def _resolve(name: str) -> Path:
 
 
 def _suggest(name: str) -> str | None:
-    near = difflib.get_close_matches(name.lower(), builtin.BUILTIN, n=1)
-    return f"did you mean the built-in model {near[0]}?" if near else None
+    near = nearest(name.lower(), builtin.BUILTIN)
+    return f"did you mean the built-in model {near}?" if near else None
 
 
 def _resolve_builtin(model: builtin.Builtin) -> Path:

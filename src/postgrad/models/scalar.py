@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from postgrad.errors import ModelError
 from postgrad.models.dtype import default_device, resolve_autocast
-from postgrad.models.loading import LanguageModel, Start, embedding_rows
+from postgrad.models.loading import LanguageModel, Start, embedding_rows, placed
 from postgrad.models.locate import locate
 from postgrad.models.lora import LoraConfigLike, attach, base_of
 from postgrad.models.quiet import quiet
@@ -61,7 +61,7 @@ def load_scalar(
     model.requires_grad_(trainable)
     trained: Any = model if adapter is None else _with_adapter(model, adapter, seed)
     return LanguageModel(
-        model=trained.to(place).eval(),
+        model=placed(trained, place).eval(),
         tokenizer=tokenizer,
         stop_ids=stop_ids(location.folder, tokenizer),
         name=str(name),

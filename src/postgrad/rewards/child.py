@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from postgrad import sandbox
-from postgrad.errors import PostgradError
+from postgrad.errors import PostgradError, RecipeError, did_you_mean
 from postgrad.rewards.base import CallForm, RolloutView, bind, call_form, declaration_of
 from postgrad.worker.child import serve
 from postgrad.worker.limits import limit_cpu, limit_memory
@@ -60,10 +60,6 @@ class _Loaded:
     call: Callable[..., Any]
     form: CallForm
     args: Mapping[str, Any]
-
-
-class _Refused(Exception):
-    """The file holds no such function, or one that cannot be called as a reward."""
 
 
 class _Late(Exception):
@@ -131,7 +127,7 @@ def _load(source: FunctionSource, modules: dict[str, types.ModuleType]) -> _Load
         if declared is not None and declared.runs_code:
             sandbox.isolation()
     except (ValueError, TypeError) as error:
-        raise _Refused(f"{source.function} {error}") from error
+        raise RecipeError(f"{source.function} {error}") from error
     return _Loaded(function, form, args)
 
 
@@ -152,9 +148,10 @@ def _lookup(module: types.ModuleType, source: FunctionSource) -> Callable[..., A
     if callable(found):
         return found  # type: ignore[no-any-return]
     if found is not None:
-        raise _Refused(f"{source.function} is a {type(found).__name__}, not a function")
+        raise RecipeError(f"{source.function} is a {type(found).__name__}, not a function")
     own = [name for name, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__]
-    raise _Refused(f"there is no function {source.function}; the file defines {', '.join(own) or 'none'}")
+    hint = did_you_mean(source.function, own, f"it defines: {', '.join(own) or 'no function'}")
+    raise RecipeError(f"the file has no function {source.function}", hint=hint)
 
 
 def _describe(loaded: _Loaded) -> dict[str, Any]:
@@ -169,8 +166,6 @@ def _describe(loaded: _Loaded) -> dict[str, Any]:
 
 def _problem(error: BaseException) -> dict[str, Any]:
     """What went wrong while loading, and the line of the last frame (of the text, for a syntax error)."""
-    if isinstance(error, _Refused):
-        return {"message": str(error), "where": None}
     if isinstance(error, PostgradError):
         return {"message": error.what, "where": error.where, "hint": error.hint}
     if isinstance(error, SyntaxError):

@@ -7,7 +7,6 @@ changes nothing, and the trainer never imports user code.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from postgrad.errors import DataError, RecipeError
+from postgrad.errors import DataError, RecipeError, did_you_mean
 from postgrad.rewards.base import CallForm, RewardRole, Scope
 from postgrad.rewards.child import FunctionSource
 from postgrad.rewards.library import LIBRARY
@@ -71,16 +70,23 @@ class LoadedReward:
 
 
 def load_rewards(
-    specs: Sequence[Mapping[str, Any] | RewardSpec], base: Path | str, *, allow_unsafe_exec: bool = False
+    specs: Sequence[Mapping[str, Any] | RewardSpec],
+    base: Path | str,
+    *,
+    indices: Sequence[int] | None = None,
+    allow_unsafe_exec: bool = False,
 ) -> list[LoadedReward]:
     """Load what the recipe's `rewards:` names; paths are relative to `base`.
+
+    indices: where each stands in that list, when others stand between them.
 
     Raises `RecipeError` for a missing file or function, a file that cannot be imported (with the line of the last frame), a function
     that cannot be called as a reward, names that are not unique, and a reward that runs code where there is no sandbox, unless
     `allow_unsafe_exec`.
     """
-    checked = [_spec(spec, f"rewards[{index}]") for index, spec in enumerate(specs)]
-    named = [_source(spec, Path(base), f"rewards[{index}]") for index, spec in enumerate(checked)]
+    keys = [f"rewards[{index}]" for index in (range(len(specs)) if indices is None else indices)]
+    checked = [_spec(spec, key) for spec, key in zip(specs, keys, strict=True)]
+    named = [_source(spec, Path(base), key) for spec, key in zip(checked, keys, strict=True)]
     sources = [dataclasses.replace(source, unsafe_exec=allow_unsafe_exec) for source in named]
     worker = RewardWorker(sources, memory_gb=None)
     try:
@@ -92,10 +98,7 @@ def load_rewards(
         ) from None
     finally:
         worker.close()
-    loaded = [
-        _loaded(spec, source, answer, f"rewards[{index}]")
-        for index, (spec, source, answer) in enumerate(zip(checked, sources, described, strict=False))
-    ]
+    loaded = [_loaded(spec, source, answer, key) for spec, source, answer, key in zip(checked, sources, described, keys, strict=False)]
     _refuse_duplicates(loaded)
     return loaded
 
@@ -104,8 +107,7 @@ def check_columns(rewards: Sequence[LoadedReward], columns: Collection[str]) -> 
     """Raise `DataError` when a reward asks for a column that the data lacks."""
     for reward in rewards:
         for missing in (name for name in reward.form.required if name not in columns):
-            near = difflib.get_close_matches(missing, list(columns), n=1)
-            hint = f"did you mean {near[0]}?" if near else f"rename the column, or bind it in the recipe: args: {{{missing}: …}}"
+            hint = did_you_mean(missing, columns, f"rename the column, or bind it in the recipe: args: {{{missing}: …}}")
             found = ", ".join(sorted(columns)) or "none"
             raise DataError(f"reward {reward.name} asks for the column {missing!r}; the columns are {found}", where=reward.where, hint=hint)
 
@@ -114,8 +116,7 @@ def _spec(spec: Mapping[str, Any] | RewardSpec, where: str) -> RewardSpec:
     if not isinstance(spec, RewardSpec):
         known = [f.name for f in dataclasses.fields(RewardSpec)]
         for key in (key for key in spec if key not in known):
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}"
+            hint = did_you_mean(str(key), known, f"the keys are {', '.join(known)}")
             raise RecipeError(f"unknown key {key!r}", where=where, hint=hint)
         if "use" not in spec:
             raise RecipeError("`use` is missing", where=where, hint="use: rewards.py:function, or the name of a shipped reward")
@@ -141,8 +142,7 @@ def _source(spec: RewardSpec, base: Path, where: str) -> FunctionSource:
     file, colon, function = spec.use.rpartition(":")
     if not colon and not spec.use.endswith(".py"):
         if spec.use not in LIBRARY:
-            near = difflib.get_close_matches(spec.use, list(LIBRARY), n=1)
-            hint = f"did you mean {near[0]}?" if near else f"shipped rewards: {', '.join(LIBRARY)}; your own: rewards.py:function"
+            hint = did_you_mean(spec.use, LIBRARY, f"shipped rewards: {', '.join(LIBRARY)}; your own: rewards.py:function")
             raise RecipeError(f"there is no shipped reward {spec.use!r}", where=where, hint=hint)
         return FunctionSource(spec.use, args=dict(spec.args))
     if not colon or not function or not file.endswith(".py"):

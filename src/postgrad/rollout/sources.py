@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from postgrad.errors import RecipeError
+from postgrad.errors import RecipeError, did_you_mean
 from postgrad.rollout.declare import Tool, ToolOptions
 from postgrad.rollout.functions import Made, from_name
 from postgrad.rollout.isolated import Confinement, IsolatedTool
@@ -50,8 +49,7 @@ def chosen(found: Mapping[str, _T], *, include: Sequence[str] | None, exclude: S
     """What `include` or `exclude` leave, in the order found. Raises `RecipeError` for a name that is not there."""
     for name in (*(include or ()), *exclude):
         if name not in found:
-            near = difflib.get_close_matches(name, list(found), n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(found) or 'none'}"
+            hint = did_you_mean(name, found, f"it has: {', '.join(found) or 'none'}")
             raise RecipeError(f"there is no tool {name!r}", where=where, hint=hint)
     return {name: value for name, value in found.items() if (include is None or name in include) and name not in exclude}
 
@@ -69,8 +67,7 @@ def _made(item: ToolItem, base: Path, where: str) -> Made:
         return openapi.from_document(item.openapi, base, where=where)
     assert item.use is not None
     if ":" not in item.use and not item.use.endswith(".py"):
-        near = difflib.get_close_matches(item.use, list(SHIPPED), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"shipped tools: {', '.join(SHIPPED)}; your own: tools.py:function"
+        hint = did_you_mean(item.use, SHIPPED, f"shipped tools: {', '.join(SHIPPED)}; your own: tools.py:function")
         raise RecipeError(f"there is no shipped tool {item.use!r}", where=where, hint=hint)
     if item.isolate is None:
         return from_name(item.use, base)

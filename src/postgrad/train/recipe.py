@@ -5,13 +5,13 @@ Reading the file (lines, overrides, error messages) is `recipe_file`; this modul
 
 from __future__ import annotations
 
-import difflib
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from postgrad.chat import BUILT_IN, ToolProtocol
+from postgrad.errors import nearest
 from postgrad.rollout.items import ToolItem
 
 
@@ -413,9 +413,9 @@ class Base(Section):
     @model_validator(mode="after")
     def _known_template(self) -> Base:
         if self.chat_template is not None and "{" not in self.chat_template and self.chat_template not in BUILT_IN:
-            near = difflib.get_close_matches(self.chat_template, BUILT_IN, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise _refuse("chat_template", f"is no Jinja text and no built-in template ({', '.join(BUILT_IN)}){hint}")
+            near = nearest(self.chat_template, BUILT_IN)
+            meant = f"; did you mean {near}?" if near else ""
+            raise _refuse("chat_template", f"is no Jinja text and no built-in template ({', '.join(BUILT_IN)}){meant}")
         return self
 
     @model_validator(mode="after")

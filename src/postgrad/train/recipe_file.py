@@ -4,13 +4,15 @@
    files are refused; `1e-5` is a float (YAML 1.1 calls it a string).
 2. `apply_overrides` sets `a.b=c` from the command line.
 3. `load_recipe` validates with pydantic and translates what it says.
+4. `LoadedRecipe.placing` gives the line to what is found wrong only later, when files are opened.
 """
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -18,7 +20,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from postgrad.errors import RecipeError
+from postgrad.errors import PostgradError, RecipeError, did_you_mean, did_you_mean_file
 from postgrad.train.recipe import METHODS, PAIR_LOSSES, REFERENCE_FREE_LOSSES, Pipeline, Recipe
 from postgrad.train.stages import fault_of
 
@@ -64,7 +66,9 @@ def read_yaml(path: Path) -> Source:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"the recipe cannot be read: {error}", where=str(path), hint="pass the path of a YAML file") from error
+        what = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+        hint = did_you_mean_file(path, "pass the path of a YAML file")
+        raise RecipeError(f"the recipe cannot be read: {what}", where=str(path), hint=hint) from error
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
@@ -148,13 +152,55 @@ class LoadedRecipe:
     recipe: Recipe | Pipeline
     base: Path
     text: str = ""
+    path: Path | None = None
+    lines: Mapping[KeyPath, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def parts(self) -> list[tuple[KeyPath, Recipe]]:
+        """The recipe, or those of the stages in order; each with the key under which it stands."""
+        if isinstance(self.recipe, Pipeline):
+            return [(("stages", name), recipe) for name, recipe in self.recipe.stages.items()]
+        return [((), self.recipe)]
+
+    @contextmanager
+    def placing(self, part: KeyPath) -> Iterator[None]:
+        """An error in the block whose `where` is a key of this part also says which line of which file that is."""
+        try:
+            yield
+        except PostgradError as error:
+            if line := self._line(part, _key_of(error.where or "")):
+                error.where = f"{self.path}:{line}: {error.where}"
+            raise
+
+    def _line(self, part: KeyPath, key: KeyPath) -> int | None:
+        """Of the key, or of its nearest ancestor that stands in the part; None for what is no key of a recipe."""
+        if not _is_key(dict(self.parts)[part], key):
+            return None
+        return next((self.lines[*part, *key[:length]] for length in range(len(key), 0, -1) if (*part, *key[:length]) in self.lines), None)
+
+
+def _key_of(where: str) -> KeyPath:
+    """`rewards[0].use` as the path of a key."""
+    return tuple(re.findall(r"\w+", where)) if re.fullmatch(r"[a-z_]+(\.[a-z_]+|\[\d+\])*", where) else ()
+
+
+def _is_key(value: object, key: KeyPath) -> bool:
+    """Whether `value` has such a key; a file called `data.json` looks like one."""
+    for name in key:
+        if isinstance(value, BaseModel) and name in type(value).model_fields:
+            value = getattr(value, name)
+        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            return isinstance(value, dict)
+    return True
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
     """Read, override and validate. Everything wrong with the recipe is a `RecipeError` before any model loads."""
     source = apply_overrides(read_yaml(path), overrides)
     recipe = _pipeline(source) if "stages" in source.values else _validate(source, source.values, ())
-    return LoadedRecipe(recipe=recipe, base=path.parent, text=source.text)
+    return LoadedRecipe(recipe, path.parent, source.text, path, source.lines)
 
 
 def parse_recipe(values: dict[str, Any], overrides: Sequence[str] = ()) -> Recipe | Pipeline:
@@ -193,8 +239,7 @@ def _pipeline(source: Source) -> Pipeline:
 def _validate(source: Source, values: dict[str, Any], prefix: KeyPath) -> Recipe:
     method = values.get("method")
     if method not in METHODS:
-        near = difflib.get_close_matches(str(method), METHODS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(METHODS)}"
+        hint = did_you_mean(str(method), METHODS, f"one of {', '.join(METHODS)}")
         if method in PREFERENCE_NAMES:
             hint = f"method: dpo with loss: {{kind: {method}}}"
         raise RecipeError(f"method: {method!r} is not a method", where=source.where((*prefix, "method")), hint=hint)
@@ -228,15 +273,12 @@ def _translate(source: Source, model: type[BaseModel], prefix: KeyPath, error: V
 
 
 def _unknown(source: Source, key: KeyPath, valid: Sequence[str], elsewhere: str | None = None) -> RecipeError:
-    near = difflib.get_close_matches(key[-1], valid, n=1, cutoff=0.6)
     if key[-1] in ELSEWHERE_CALLED:
         hint = f"here it is called {ELSEWHERE_CALLED[key[-1]]}"
     elif elsewhere:
         hint = f"it belongs to {elsewhere}"
-    elif near:
-        hint = f"did you mean {near[0]}?"
     else:
-        hint = f"valid keys here: {', '.join(valid)}"
+        hint = did_you_mean(key[-1], valid, f"valid keys here: {', '.join(valid)}")
     return RecipeError(f"unknown key {'.'.join(key)}", where=source.where(key), hint=hint)
 
 

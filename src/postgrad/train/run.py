@@ -36,7 +36,8 @@ def run(loaded: LoadedRecipe, reporter: Reporter | None = None, *, overwrite: bo
     watcher = reporter or SilentReporter()
     if isinstance(loaded.recipe, Pipeline):
         return _run_pipeline(loaded.recipe, loaded, watcher, overwrite=overwrite)
-    return _run_one(loaded.recipe, loaded, watcher, name=loaded.recipe.method, overwrite=overwrite)
+    with loaded.placing(()):
+        return _run_one(loaded.recipe, loaded, watcher, name=loaded.recipe.method, overwrite=overwrite)
 
 
 def resume(path: Path, reporter: Reporter | None = None) -> Path:
@@ -68,7 +69,8 @@ def _run_pipeline(pipeline: Pipeline, loaded: LoadedRecipe, reporter: Reporter, 
         for name, recipe in pipeline.stages.items():
             stage = stage_recipe(pipeline, recipe)
             elsewhere = not Path(stage.run_dir).is_relative_to(pipeline.run_dir)
-            result = _run_one(stage, loaded, reporter, name=name, overwrite=overwrite and elsewhere, above=(above,))
+            with loaded.placing(("stages", name)):
+                result = _run_one(stage, loaded, reporter, name=name, overwrite=overwrite and elsewhere, above=(above,))
     return result
 
 

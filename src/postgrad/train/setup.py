@@ -255,8 +255,8 @@ class NamedRewards:
 
 def load_recipe_rewards(recipe: SampledRecipe, base: Path) -> NamedRewards:
     found = [(reward, names_model(reward, base)) for reward in recipe.rewards]
-    named = [reward.model_dump() for reward, folder in found if folder is None]
-    functions = load_rewards(named, base, allow_unsafe_exec=recipe.allow_unsafe_exec)
+    named = {index: reward.model_dump() for index, (reward, folder) in enumerate(found) if folder is None}
+    functions = load_rewards(list(named.values()), base, indices=list(named), allow_unsafe_exec=recipe.allow_unsafe_exec)
     folders = [(reward, folder) for reward, folder in found if folder is not None]
     names = [reward.name for reward in functions] + [reward.name or "reward_model" for reward, _ in folders]
     double = next((name for name in names if names.count(name) > 1), None)
