@@ -74,6 +74,9 @@ def test_spec_objects_are_accepted_as_well(folder):
 def test_missing_column_is_a_data_error_that_lists_the_columns(folder):
     loaded = load(folder, "rewards.py:plain")
     check_columns(loaded, ["gold"])
+    check_columns(loaded, ["other"], given=["gold"])
+    with pytest.raises(DataError, match=r"the columns are other$"):
+        check_columns(loaded, ["other"], given=["step"])
     with pytest.raises(DataError, match=r"reward plain asks for the column 'gold'; the columns are answer, golden") as caught:
         check_columns(loaded, ["golden", "answer"])
     assert caught.value.hint == "did you mean golden?"

@@ -72,9 +72,9 @@ def test_a_line_that_was_cut_off_is_as_if_it_had_not_been_written(tmp_path):
         path.write_bytes(whole[:cut])
         found = FileJournal(path).find(PLACE, CALL)
         assert found is None or found.result is None or cut == len(whole) - 1
-        later = FileJournal(path)
-        later.begun(PLACE, CALL)
-        later.ended(PLACE, ToolResult(CALL, "two"))
+        with FileJournal(path) as later:
+            later.begun(PLACE, CALL)
+            later.ended(PLACE, ToolResult(CALL, "two"))
         found = FileJournal(path).find(PLACE, CALL)
         assert found is not None
         assert found.result is not None

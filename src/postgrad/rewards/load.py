@@ -103,10 +103,10 @@ def load_rewards(
     return loaded
 
 
-def check_columns(rewards: Sequence[LoadedReward], columns: Collection[str]) -> None:
-    """Raise `DataError` when a reward asks for a column that the data lacks."""
+def check_columns(rewards: Sequence[LoadedReward], columns: Collection[str], *, given: Collection[str] = ()) -> None:
+    """Raise `DataError` when a reward asks for a column that the data lacks and that the run does not give it."""
     for reward in rewards:
-        for missing in (name for name in reward.form.required if name not in columns):
+        for missing in (name for name in reward.form.required if name not in columns and name not in given):
             hint = did_you_mean(missing, columns, f"rename the column, or bind it in the recipe: args: {{{missing}: …}}")
             found = ", ".join(sorted(columns)) or "none"
             raise DataError(f"reward {reward.name} asks for the column {missing!r}; the columns are {found}", where=reward.where, hint=hint)

@@ -268,7 +268,7 @@ def load_recipe_rewards(recipe: SampledRecipe, base: Path) -> NamedRewards:
 def check_reward_columns(rewards: Sequence[LoadedReward], prompts: Sequence[Prompt]) -> None:
     """Every column that a reward asks for stands in every row; the optimizer step is the run's own."""
     common = frozenset.intersection(*(frozenset(prompt.columns) for prompt in prompts))
-    check_columns(rewards, common | {STEP})
+    check_columns(rewards, common, given={STEP})
 
 
 def rollout_config(rollout: Rollout, sampler: LocalSampler, *, samples: int | None = None) -> RolloutConfig:
