@@ -189,8 +189,6 @@ class Run:
 
         def noted(*arguments: Any, **options: Any) -> LanguageModel:
             loaded = load(*arguments, **options)
-            for weight in loaded.model.parameters():
-                weight.sum()  # it lies in a mapped file until it is read
             if is_scalar(loaded.model):
                 torch.manual_seed(0)
                 torch.nn.init.normal_(scalar_head(loaded.model)[0], std=0.02)

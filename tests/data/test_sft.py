@@ -266,7 +266,7 @@ def test_the_summary_is_three_lines_with_every_count():
     assert len(lines) == 3
     assert lines[0] == "data: toy, prompt+completion: 2 rows, 1 kept, 1 dropped (1 too_long)"
     assert "of which 4 trained" in lines[1]
-    assert lines[2].startswith("notes: ")
+    assert lines[2].startswith("found: ")
 
 
 @pytest.mark.parametrize(
