@@ -77,6 +77,11 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
     return f"did you mean {near}?" if near else otherwise
 
 
+def why_unread(error: OSError | UnicodeDecodeError) -> str:
+    """In words, without the number and the path that Python puts there."""
+    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+
+
 def did_you_mean_file(path: Path, otherwise: str) -> str:
     """The same for a file that is not there. Its stem is compared: two names that share no more than `.jsonl` are not alike."""
     there = {item.stem: item for item in path.parent.iterdir()} if path.parent.is_dir() else {}

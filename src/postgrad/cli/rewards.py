@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from postgrad.errors import CheckFailed, RecipeError
+from postgrad.errors import CheckFailed, RecipeError, did_you_mean_file, why_unread
 
 if TYPE_CHECKING:
     from postgrad.rewards.check import Report, Sample
@@ -171,7 +171,8 @@ def _all_of(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"cannot read the reward file: {error}", where=str(path)) from None
+        hint = did_you_mean_file(path, "name a Python file")
+        raise RecipeError(f"cannot read the reward file: {why_unread(error)}", where=str(path), hint=hint) from None
     found = names_in(str(path.resolve()), text)
     if isinstance(found, dict):
         raise RecipeError(found["problem"]["message"], where=found["problem"]["where"] or str(path))

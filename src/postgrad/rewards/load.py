@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from postgrad.errors import DataError, RecipeError, did_you_mean
+from postgrad.errors import DataError, RecipeError, did_you_mean, did_you_mean_file, why_unread
 from postgrad.rewards.base import CallForm, RewardRole, Scope
 from postgrad.rewards.child import FunctionSource
 from postgrad.rewards.library import LIBRARY
@@ -151,7 +151,8 @@ def _source(spec: RewardSpec, base: Path, where: str) -> FunctionSource:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"cannot read the reward file {path}: {error}", where=where) from None
+        hint = did_you_mean_file(path, "the path is relative to the recipe")
+        raise RecipeError(f"cannot read the reward file {path}: {why_unread(error)}", where=where, hint=hint) from None
     return FunctionSource(function, str(path), text, dict(spec.args))
 
 

@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote, urlencode, urljoin, urlsplit
 
 import yaml
 
-from postgrad.errors import RecipeError
+from postgrad.errors import RecipeError, did_you_mean_file, why_unread
 from postgrad.protocols import InfrastructureError
 from postgrad.rollout.deadline import DeadlineError, deadline
 from postgrad.rollout.declare import Tool, ToolOptions
@@ -77,9 +77,8 @@ def _read(name: str, base: Path) -> tuple[Mapping[str, Any], str]:
         try:
             text, place = (base / name).read_text(encoding="utf-8"), ""
         except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(
-                f"the OpenAPI document cannot be read: {error}", where=name, hint="the path is relative to the recipe"
-            ) from error
+            hint = did_you_mean_file(base / name, "the path is relative to the recipe")
+            raise RecipeError(f"the OpenAPI document cannot be read: {why_unread(error)}", where=name, hint=hint) from error
     try:
         document = json.loads(text) if text.lstrip().startswith("{") else json.loads(json.dumps(yaml.safe_load(text), default=str))
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:  # what YAML has beyond JSON: dates are text, keys are text

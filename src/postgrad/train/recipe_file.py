@@ -20,7 +20,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from postgrad.errors import PostgradError, RecipeError, did_you_mean, did_you_mean_file
+from postgrad.errors import PostgradError, RecipeError, did_you_mean, did_you_mean_file, why_unread
 from postgrad.train.recipe import METHODS, PAIR_LOSSES, REFERENCE_FREE_LOSSES, Pipeline, Recipe
 from postgrad.train.stages import fault_of
 
@@ -66,9 +66,8 @@ def read_yaml(path: Path) -> Source:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        what = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
         hint = did_you_mean_file(path, "pass the path of a YAML file")
-        raise RecipeError(f"the recipe cannot be read: {what}", where=str(path), hint=hint) from error
+        raise RecipeError(f"the recipe cannot be read: {why_unread(error)}", where=str(path), hint=hint) from error
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
