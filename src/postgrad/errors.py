@@ -14,10 +14,6 @@ Anything else that escapes is a bug in postgrad and keeps its traceback.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-from pathlib import Path
-
 
 class PostgradError(Exception):
     """`what` happened, `where` (file:line, row, recipe key), and one `hint` that says what to do."""
@@ -64,26 +60,3 @@ class Interrupted(PostgradError):
     def __init__(self, what: str, *, signal: int, hint: str | None = None) -> None:
         super().__init__(what, hint=hint)
         self.exit_code = 128 + signal
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` was most likely meant to be; None where none is like it."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
-
-
-def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    """A hint: the nearest known name, or `otherwise` where none is like it."""
-    near = nearest(name, known)
-    return f"did you mean {near}?" if near else otherwise
-
-
-def why_unread(error: OSError | UnicodeDecodeError) -> str:
-    """In words, without the number and the path that Python puts there."""
-    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
-
-
-def did_you_mean_file(path: Path, otherwise: str) -> str:
-    """The same for a file that is not there. Its stem is compared: two names that share no more than `.jsonl` are not alike."""
-    there = {item.stem: item for item in path.parent.iterdir()} if path.parent.is_dir() else {}
-    near = nearest(path.stem, there)
-    return f"did you mean {there[near]}?" if near else otherwise

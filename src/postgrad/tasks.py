@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from postgrad.errors import RecipeError, did_you_mean
+from postgrad.errors import RecipeError
+from postgrad.suggest import did_you_mean
 
 Entry = Mapping[str, Any]
 _TUPLE = "__tuple__"

@@ -130,6 +130,24 @@ def test_exception_costs_one_row_and_keeps_its_traceback(scored):
     assert "raise KeyError" in failure.traceback
 
 
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ("import yaml\n    yaml.safe_load('a: [1, {b')", "rewards.py:5"),  # more frames of the library than a traceback keeps
+        ("raise ValueError('File \"x.py\", line 3, in y')", "rewards.py:4"),
+        ("return 'text'", None),
+    ],
+)
+def test_a_failure_names_the_last_line_of_the_users_own_file(scored, body, place):
+    if place is None:
+        with pytest.raises(RunError, match="text"):
+            scored(f"def f(completion):\n    {body}\n", BATCH, "f")
+        return
+    failure = scored(f"def f(completion):\n    {body}\n", BATCH, "f").failures[0]
+    assert failure.place == place
+    assert str(failure).endswith(f" ({place})")
+
+
 def test_exception_stops_the_run_on_request(scored):
     with pytest.raises(RunError, match=r"ZeroDivisionError.*data.jsonl:1, sample 0 \('question 1'\)") as caught:
         scored("def r(rollout):\n    return 1 / 0\n", BATCH, {"use": "rewards.py:r", "on_error": "stop"})

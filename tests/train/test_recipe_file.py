@@ -211,7 +211,7 @@ def test_error_inside_a_stage_names_its_line(recipe):
         ("data.columns.prompt", 5),
         ("max_steps", 4),
         ("rewards[1]", None),
-        ("batch.prompts", None),
+        ("batch.prompts", "file"),  # nothing of it stands there
         ("batch.pairs", None),
         ("data.json", None),
         ("model.py", None),
@@ -226,7 +226,8 @@ def test_what_is_found_wrong_later_has_its_line_too(recipe, where, line):
     path = recipe(GRPO)
     with pytest.raises(RecipeError) as caught, load_recipe(path).placing(()):
         raise RecipeError("is wrong", where=where)
-    assert caught.value.where == (where if line is None else f"{path}:{line}: {where}")
+    at = {None: "", "file": f"{path}: "}.get(line, f"{path}:{line}: ")
+    assert caught.value.where == (at + where if where else None)
 
 
 def test_what_is_found_wrong_later_in_a_stage_has_the_line_of_that_stage(recipe):
@@ -236,6 +237,22 @@ def test_what_is_found_wrong_later_in_a_stage_has_the_line_of_that_stage(recipe)
     with pytest.raises(RecipeError) as caught, load_recipe(path).placing(("stages", "rl")):
         raise RecipeError("is wrong", where="data.train")
     assert caught.value.where == f"{path}:{line}: data.train"
+
+
+def test_what_the_command_line_set_is_not_blamed_on_the_file(recipe):
+    with pytest.raises(RecipeError) as caught, load_recipe(recipe(GRPO), ["data.columns={promt: q}"]).placing(()):
+        raise RecipeError("is wrong", where="data.columns")
+    assert caught.value.where == "command line, data.columns: data.columns"
+    assert refusal(recipe(GRPO), "max_steps=no").where == "command line, max_steps"
+
+
+def test_a_key_of_a_stage_that_is_left_out_has_the_line_of_the_stage(recipe):
+    text = _stages("stage:warm")
+    path = recipe(text)
+    line = next(number for number, row in enumerate(text.splitlines(), 1) if row.strip() == "rl:")
+    with pytest.raises(RecipeError) as caught, load_recipe(path).placing(("stages", "rl")):
+        raise RecipeError("is wrong", where="batch.prompts")
+    assert caught.value.where == f"{path}:{line}: batch.prompts"
 
 
 def test_a_resolved_recipe_without_lines_keeps_the_key():

@@ -78,7 +78,8 @@ def _one(recipe: Recipe, base: Path) -> None:
 
 def _sampling(recipe: Recipe) -> None:
     assert isinstance(recipe, SampledRecipe)
-    stderr.print(f"sampling {recipe.rollout.group_size} answers to the first prompt", markup=False)
+    size = recipe.rollout.group_size
+    stderr.print(f"sampling {size} answer{'' if size == 1 else 's'} to the first prompt", markup=False)
 
 
 def _one_group(chat: ChatFormat, group: Group, scores: Scores) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from postgrad.errors import CheckFailed, RecipeError, did_you_mean_file, why_unread
+from postgrad.errors import CheckFailed, RecipeError
+from postgrad.suggest import did_you_mean_file, why_unread
 
 if TYPE_CHECKING:
     from postgrad.rewards.check import Report, Sample

@@ -20,8 +20,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from postgrad.data.files import Row
-from postgrad.errors import DataError, nearest
+from postgrad.errors import DataError
 from postgrad.gold import gold_calls
+from postgrad.suggest import nearest
 
 Format = Literal[
     "rollouts",

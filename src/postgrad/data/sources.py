@@ -15,7 +15,8 @@ from postgrad.data.files import EXTENSIONS, Chunk, Place, Rejected, Row, chunked
 from postgrad.data.formats import Format, detect, unknown
 from postgrad.data.hub import is_hub_id, read_hub
 from postgrad.data.join import Join
-from postgrad.errors import DataError, RecipeError, did_you_mean_file
+from postgrad.errors import DataError, RecipeError
+from postgrad.suggest import did_you_mean_file
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from postgrad.errors import ModelError, nearest
+from postgrad.errors import ModelError
 from postgrad.models import builtin, gguf, hub
 from postgrad.models.weights import check_weights, folder_fingerprint, read_json
+from postgrad.suggest import nearest
 
 ADAPTER_CONFIG = "adapter_config.json"
 PROVENANCE = "postgrad"

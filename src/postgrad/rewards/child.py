@@ -9,7 +9,7 @@ It answers one request at a time, in order:
 The channel and its rules are `postgrad.worker`'s. The parent enforces deadlines by killing this process.
 
 An outcome is a list: ["value", x] · ["turns", [x, None, …]] · ["none"] · ["refused", what it returned] ·
-["failed", kind, message, traceback].
+["failed", kind, message, traceback, place in the user's file].
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import inspect
 import math
 import pickle
 import sys
+import sysconfig
 import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +30,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from postgrad import sandbox
-from postgrad.errors import PostgradError, RecipeError, did_you_mean
+from postgrad.errors import PostgradError, RecipeError
 from postgrad.rewards.base import CallForm, RolloutView, bind, call_form, declaration_of
+from postgrad.suggest import did_you_mean
 from postgrad.worker.child import serve
 from postgrad.worker.limits import limit_cpu, limit_memory
 
@@ -282,11 +284,22 @@ def _named(value: Any) -> str:
 
 def _failure(error: BaseException) -> Outcome:
     if isinstance(error, MemoryError):
-        return ["failed", "memory", "MemoryError: more memory than a reward may take", ""]
+        return ["failed", "memory", "MemoryError: more memory than a reward may take", "", ""]
     if isinstance(error, _Late):
-        return ["failed", "timeout", str(error), ""]
+        return ["failed", "timeout", str(error), "", ""]
     text = "".join(traceback.format_exception(error, limit=-6))
-    return ["failed", "exception", _one_line(error), text[-4000:]]
+    return ["failed", "exception", _one_line(error), text[-4000:], _own_place(error)]
+
+
+def _own_place(error: BaseException) -> str:
+    """`file.py:line` of the last frame that is neither ours nor a library's; "" where there is none."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [(Path(file).name, line) for file, line in frames if not any(Path(file).is_relative_to(folder) for folder in _NOT_THE_USERS)]
+    return "{}:{}".format(*own[-1]) if own else ""
+
+
+_LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_NOT_THE_USERS = (Path(__file__).parent.parent, *_LIBRARIES)
 
 
 def _one_line(error: BaseException) -> str:

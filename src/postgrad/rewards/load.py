@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from postgrad.errors import DataError, RecipeError, did_you_mean, did_you_mean_file, why_unread
+from postgrad.errors import DataError, RecipeError
 from postgrad.rewards.base import CallForm, RewardRole, Scope
 from postgrad.rewards.child import FunctionSource
 from postgrad.rewards.library import LIBRARY
 from postgrad.rewards.worker import RewardWorker, WorkerDied
+from postgrad.suggest import did_you_mean, did_you_mean_file, why_unread
 
 DEADLINE_S = 5.0
 """Seconds that one call may take where neither the recipe nor the function says."""

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import math
 import pickle
-import re
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
@@ -32,7 +29,6 @@ from postgrad.types import Group, StopReason
 
 FailureKind = Literal["exception", "timeout", "crash", "memory", "nan", "infinite"]
 _PROMPT_HEAD = 200
-_PACKAGE = str(Path(__file__).parent.parent)
 _ASYNC_GRACE_S = 1.0
 
 
@@ -47,12 +43,11 @@ class RewardFailure:
     message: str
     prompt_head: str
     traceback: str = ""
+    place: str = ""
+    """`file.py:line` of the user's code that raised."""
 
     def __str__(self) -> str:
-        """Where it happened in the data and in the code."""
-        frames = re.findall(r'File "([^"]+)", line (\d+)', self.traceback)
-        own = [(file, line) for file, line in frames if not file.startswith((_PACKAGE, sys.base_prefix, sys.prefix, "<"))]
-        place = f" ({Path(own[-1][0]).name}:{own[-1][1]})" if own else ""
+        place = f" ({self.place})" if self.place else ""
         return f"reward {self.reward} failed at {self.row}: {self.message}{place}"
 
 
@@ -199,7 +194,7 @@ class Scorer:
             if len(call.rows) > 1 and not reward.group and _spoiled(call, outcomes):
                 waiting = [*(_Call((row,), "single") for row in call.rows), *waiting]
             elif isinstance(outcomes, WorkerDied):
-                yield from ((row, ["failed", outcomes.kind, str(outcomes), ""]) for row in call.rows)
+                yield from ((row, ["failed", outcomes.kind, str(outcomes), "", ""]) for row in call.rows)
             else:
                 yield from zip(call.rows, outcomes, strict=True)
 
@@ -266,7 +261,7 @@ def _value(outcome: Outcome, reward: LoadedReward, row: _Row, failures: list[Rew
     if kind == "refused":
         raise RunError(f"reward {reward.name} returned {outcome[1]}, at {place}", where=reward.where)
     if kind == "failed":
-        failure = RewardFailure(reward.name, row.row, row.sample, outcome[1], outcome[2], row.prompt_head, outcome[3])
+        failure = RewardFailure(reward.name, row.row, row.sample, outcome[1], outcome[2], row.prompt_head, *outcome[3:])
         stop, hint = reward.on_error == "stop", "on_error: abstain counts such failures and goes on"
     elif math.isfinite(outcome[1]):
         return float(outcome[1])

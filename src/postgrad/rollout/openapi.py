@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote, urlencode, urljoin, urlsplit
 
 import yaml
 
-from postgrad.errors import RecipeError, did_you_mean_file, why_unread
+from postgrad.errors import RecipeError
 from postgrad.protocols import InfrastructureError
 from postgrad.rollout.deadline import DeadlineError, deadline
 from postgrad.rollout.declare import Tool, ToolOptions
@@ -34,6 +34,7 @@ from postgrad.rollout.schema import SchemaArguments
 from postgrad.rollout.secrets import Secrets, read_secrets
 from postgrad.rollout.signature import ArgumentError
 from postgrad.rollout.sources import chosen
+from postgrad.suggest import did_you_mean_file, why_unread
 from postgrad.types import ToolSpec
 
 _FETCH_S = 30.0

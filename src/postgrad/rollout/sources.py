@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from postgrad.errors import RecipeError, did_you_mean
+from postgrad.errors import RecipeError
 from postgrad.rollout.declare import Tool, ToolOptions
 from postgrad.rollout.functions import Made, from_name
 from postgrad.rollout.isolated import Confinement, IsolatedTool
 from postgrad.rollout.items import Isolation, ToolItem
 from postgrad.rollout.shipped import SHIPPED, from_shipped
+from postgrad.suggest import did_you_mean
 
 _T = TypeVar("_T")
 ISOLATED_WORKERS = 4

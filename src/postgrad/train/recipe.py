@@ -11,8 +11,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError
 
 from postgrad.chat import BUILT_IN, ToolProtocol
-from postgrad.errors import nearest
 from postgrad.rollout.items import ToolItem
+from postgrad.suggest import nearest
 
 
 def _no_bool(value: Any) -> Any:

@@ -9,18 +9,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from postgrad.errors import PostgradError, RecipeError, did_you_mean, did_you_mean_file, why_unread
+from postgrad.errors import PostgradError, RecipeError
+from postgrad.suggest import did_you_mean, did_you_mean_file, why_unread
 from postgrad.train.recipe import METHODS, PAIR_LOSSES, REFERENCE_FREE_LOSSES, Pipeline, Recipe
 from postgrad.train.stages import fault_of
 
@@ -37,10 +37,13 @@ class Source:
     values: dict[str, Any]
     lines: Mapping[KeyPath, int]
     text: str
+    overridden: frozenset[KeyPath] = frozenset()
 
     def where(self, key: KeyPath) -> str:
-        """`file:line` of the key, or of its nearest ancestor that stands in the file."""
+        """`file:line` of the key, or of its nearest ancestor that stands in the file or was set on the command line."""
         for length in range(len(key), 0, -1):
+            if key[:length] in self.overridden:
+                return f"command line, {'.'.join(key[:length])}"
             if key[:length] in self.lines:
                 return f"{self.path}:{self.lines[key[:length]]}"
         return str(self.path)
@@ -108,6 +111,7 @@ def _walk(node: yaml.Node, key: KeyPath, path: Path, lines: dict[KeyPath, int]) 
 def apply_overrides(source: Source, overrides: Sequence[str]) -> Source:
     """Set each `a.b=value` (the value is YAML). Unknown keys are found later, by validation."""
     values = _copy(source.values)
+    overridden: set[KeyPath] = set()
     for override in overrides:
         dotted, equals, text = override.partition("=")
         if not equals or not dotted:
@@ -123,7 +127,8 @@ def apply_overrides(source: Source, overrides: Sequence[str]) -> Source:
         except yaml.YAMLError as error:
             raise _bad_override(override, "has a value that is not valid YAML") from error
         target[last if isinstance(target, dict) else _item(target, last, override)] = value
-    return Source(path=source.path, values=values, lines=source.lines, text=source.text)
+        overridden.add((*parents, last))
+    return replace(source, values=values, overridden=frozenset(overridden))
 
 
 def _item(items: list[Any], name: str, override: str) -> int:
@@ -146,13 +151,12 @@ def _copy(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LoadedRecipe:
-    """A validated recipe, the folder its relative paths start from, and the text of its file."""
+    """A validated recipe, the folder its relative paths start from, the text of its file and, where that was just read, its lines."""
 
     recipe: Recipe | Pipeline
     base: Path
     text: str = ""
-    path: Path | None = None
-    lines: Mapping[KeyPath, int] = dataclasses.field(default_factory=dict)
+    source: Source | None = None
 
     @property
     def parts(self) -> list[tuple[KeyPath, Recipe]]:
@@ -167,15 +171,10 @@ class LoadedRecipe:
         try:
             yield
         except PostgradError as error:
-            if line := self._line(part, _key_of(error.where or "")):
-                error.where = f"{self.path}:{line}: {error.where}"
+            key = _key_of(error.where or "")
+            if self.source is not None and key and _is_key(dict(self.parts)[part], key):
+                error.where = f"{self.source.where((*part, *key))}: {error.where}"
             raise
-
-    def _line(self, part: KeyPath, key: KeyPath) -> int | None:
-        """Of the key, or of its nearest ancestor that stands in the part; None for what is no key of a recipe."""
-        if not _is_key(dict(self.parts)[part], key):
-            return None
-        return next((self.lines[*part, *key[:length]] for length in range(len(key), 0, -1) if (*part, *key[:length]) in self.lines), None)
 
 
 def _key_of(where: str) -> KeyPath:
@@ -199,7 +198,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
     """Read, override and validate. Everything wrong with the recipe is a `RecipeError` before any model loads."""
     source = apply_overrides(read_yaml(path), overrides)
     recipe = _pipeline(source) if "stages" in source.values else _validate(source, source.values, ())
-    return LoadedRecipe(recipe, path.parent, source.text, path, source.lines)
+    return LoadedRecipe(recipe, path.parent, source.text, source)
 
 
 def parse_recipe(values: dict[str, Any], overrides: Sequence[str] = ()) -> Recipe | Pipeline:

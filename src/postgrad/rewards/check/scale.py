@@ -66,8 +66,9 @@ def check_scale(scored: Scored, rewards: Sequence[LoadedReward], *, scheme: Sche
 
 
 def _allowance(sheet: Sequence[Line]) -> Iterator[Finding]:
-    outcome = sum(line.range[1] - line.range[0] for line in sheet if line.role == "outcome")
-    shaping = sum(line.range[1] - line.range[0] for line in sheet if line.role == "shaping")
+    seen = [line for line in sheet if not math.isnan(line.moves)]
+    outcome = sum(line.range[1] - line.range[0] for line in seen if line.role == "outcome")
+    shaping = sum(line.range[1] - line.range[0] for line in seen if line.role == "shaping")
     if outcome > 0 and shaping > 0:
         message = f"with weight 1 for the outcome, one weight for all shaping rewards may be at most {outcome / shaping:.3g}"
         yield finding("scale.allowance", "info", "", message, hint="check the recipe itself to test the weights it has")

@@ -32,7 +32,8 @@ def summary(diagnosis: Diagnosis) -> str:
         if ids:
             parts.append(f"{len(ids)} {one if len(ids) == 1 else many} ({', '.join(ids)})")
     passed, skipped = len(diagnosis.passed), len(diagnosis.skipped)
-    nothing = "no findings" if passed > skipped else "too little to judge by"
+    too_short = sum(item.key == "max_steps" for item in diagnosis.skipped)
+    nothing = "too little to judge by" if too_short > passed else "no findings"
     return f"{', '.join(parts) or nothing}; {passed} check{'' if passed == 1 else 's'} passed, {skipped} skipped"
 
 

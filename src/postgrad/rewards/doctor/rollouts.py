@@ -42,9 +42,8 @@ def abstained(observed: Observed) -> Result:
     rule = RULES["R11"]
     rollouts = int(observed.present.sum())
     for column, reward in enumerate(observed.rewards):
-        if (
-            rollouts and sum(failure.reward == reward.name for failure in observed.failures) >= rollouts
-        ):  # no statistics are needed to see it
+        failed = sum(failure.reward == reward.name for failure in observed.failures)
+        if rollouts and failed >= rollouts:  # no statistics are needed to see it
             return found(rule, 3, _explain_abstained(observed, 1.0, column), observed, still=True)
     return needs.groups(observed, rule, least=1) or decide(
         observed,
