@@ -26,19 +26,24 @@ def sampler_of(model: nn.Module, dtype: torch.dtype | None = None) -> LocalSampl
 
 
 def largest_error(model: nn.Module, answers: list[Completion]) -> float:
-    """Between the sampler's log-probs and those of a plain forward call of the live model."""
+    """Between the sampler's log-probs and those of a plain forward call of the live weights, in fp32 or, where it is nearer, in fp64: on some
+    processors the call in fp32 is itself further from the truth than the sampler is."""
+    return min(_error(model, answers), _error(copy.deepcopy(model).double(), answers))
+
+
+def _error(model: nn.Module, answers: list[Completion]) -> float:
     worst = 0.0
     for request, answer in zip(REQUESTS, answers, strict=True):
         with torch.no_grad():
-            logprobs = model(torch.tensor([request.context + answer.token_ids])).logits[0].float().log_softmax(-1)
+            logits = model(torch.tensor([request.context + answer.token_ids])).logits[0]
+        logprobs = (logits if logits.dtype is torch.float64 else logits.float()).log_softmax(-1)
         expected = logprobs[len(request.context) - 1 : -1].gather(-1, torch.tensor(answer.token_ids)[:, None])[:, 0]
-        worst = max(worst, float((torch.tensor(answer.logprobs) - expected).abs().max()))
+        worst = max(worst, float((torch.tensor(answer.logprobs, dtype=logprobs.dtype) - expected).abs().max()))
     return worst
 
 
 def tolerance(dtype: torch.dtype | None) -> float:
-    """A forward call of these weights in fp32 ends up to 2e-5 beside the same in fp64; that of other weights ends 1e-2 beside it."""
-    return 0.5 if dtype is torch.bfloat16 else 1e-4
+    return 0.5 if dtype is torch.bfloat16 else 1e-5
 
 
 def nudge(model: nn.Module, *, only: str = "") -> None:

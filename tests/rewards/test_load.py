@@ -97,6 +97,7 @@ def test_bound_argument_needs_no_column(folder):
         ("zzz", "no shipped reward 'zzz'", "shipped rewards: exact_match"),
         ("rewards.py", "names no function", "rewards.py:correct"),
         ("rewards:correct", "names no function", "rewards.py:correct"),
+        ("other.py:correct", "cannot read the reward file", None),
         ("reward.py:correct", "no such file or directory", "rewards.py?"),
         ("rewards.py:corect", "the file has no function corect", "did you mean correct?"),
         ("rewards.py:zzz", "the file has no function zzz", "it defines: correct, plain, tidy, odd"),

@@ -34,9 +34,7 @@ def inside(confined):
 def many_files():
     """This process has so many files open that the next one's number is above 1,024, where `select` ends."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < 2048:
-        pytest.skip(f"NOTHING IS TESTED HERE: a process may open at most {hard} files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))  # a machine that allows less fails here, in the open
     try:
         with ExitStack() as opened:
             for _ in range(1030):

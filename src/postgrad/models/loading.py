@@ -140,7 +140,7 @@ def embedding_rows(model: Any) -> int:
 def placed(model: Any, device: torch.device) -> Any:
     """The model on `device`, every tensor in memory of its own.
 
-    transformers maps the file into memory, where a tensor begins at any multiple of 8 bytes. Off the 64-byte grid products are slower (4 to
+    transformers maps the file into memory, where a tensor begins at any multiple of 8 bytes. Off the 64-byte grid products are slower (5 to
     12 % for long batches on a processor with AVX2) and end in other last bits, so that a model would not give the same numbers after it was
     saved. Nor does a file that is written again reach into a run.
     """
