@@ -26,8 +26,10 @@ def sampler_of(model: nn.Module, dtype: torch.dtype | None = None) -> LocalSampl
 
 
 def largest_error(model: nn.Module, answers: list[Completion]) -> float:
-    """Between the sampler's log-probs and those of a plain forward call of the live weights, in fp32 or, where it is nearer, in fp64: on some
-    processors the call in fp32 is itself further from the truth than the sampler is."""
+    """Between the sampler's log-probs and those of a plain forward call of the live weights, in fp32 or, where it is nearer, in fp64.
+
+    On some processors the call in fp32 is itself further from the truth than the sampler is.
+    """
     return min(_error(model, answers), _error(copy.deepcopy(model).double(), answers))
 
 

@@ -240,10 +240,14 @@ def test_what_is_found_wrong_later_in_a_stage_has_the_line_of_that_stage(recipe)
 
 
 def test_what_the_command_line_set_is_not_blamed_on_the_file(recipe):
-    with pytest.raises(RecipeError) as caught, load_recipe(recipe(GRPO), ["data.columns={promt: q}"]).placing(()):
-        raise RecipeError("is wrong", where="data.columns")
-    assert caught.value.where == "command line, data.columns: data.columns"
-    assert refusal(recipe(GRPO), "max_steps=no").where == "command line, max_steps"
+    path = recipe(GRPO.replace("  train: rows.jsonl\n", "  train: rows.jsonl\n  columns:\n    prompt: q\n"))
+    for where in ("data.columns", "data.columns.prompt"):
+        with pytest.raises(RecipeError) as caught, load_recipe(path, ["data.columns={prompt: a}"]).placing(()):
+            raise RecipeError("is wrong", where=where)
+        assert caught.value.where == f"command line: {where}"
+    assert refusal(path, "max_steps=no").where == "command line"
+    assert refusal(path, "data.columns.promt=[]", "steps=3").where == "command line"
+    assert refusal(path, "seed=3", "max_steps=no").where == "command line"
 
 
 def test_a_key_of_a_stage_that_is_left_out_has_the_line_of_the_stage(recipe):

@@ -21,7 +21,7 @@ from postgrad.train.reward_model import RewardModelling
 from postgrad.train.run_directory import RunDirectory
 from postgrad.train.sft import SFT
 from postgrad.train.stages import not_there_yet, stage_recipe
-from postgrad.types import Group
+from postgrad.types import Group, StopReason
 
 
 def run_dry(loaded: LoadedRecipe) -> None:
@@ -91,6 +91,7 @@ def _one_group(chat: ChatFormat, group: Group, scores: Scores) -> None:
         failed = {failure.reward for failure in scores.failures if failure.sample == index}
         values = zip(scores.names, scores.values[index], strict=True)
         rewards = ", ".join(f"{name} {_value(value, failed=name in failed)}" for name, value in values)
+        rewards = "not scored" if rollout.stop is StopReason.INFRASTRUCTURE else rewards
         stdout.print(f"rollout {index}: {rollout.stop}, {rollout.sampled_tokens} tokens sampled; {rewards}", style="bold", markup=False)
         stdout.print(visible(rollout.text), markup=False)
     first = {(failure.reward, failure.kind): failure for failure in reversed(scores.failures)}

@@ -40,10 +40,10 @@ class Source:
     overridden: frozenset[KeyPath] = frozenset()
 
     def where(self, key: KeyPath) -> str:
-        """`file:line` of the key, or of its nearest ancestor that stands in the file or was set on the command line."""
+        """`file:line` of the key, or of its nearest ancestor that stands in the file; "command line" for what was set there."""
         for length in range(len(key), 0, -1):
             if key[:length] in self.overridden:
-                return f"command line, {'.'.join(key[:length])}"
+                return "command line"
             if key[:length] in self.lines:
                 return f"{self.path}:{self.lines[key[:length]]}"
         return str(self.path)
@@ -128,7 +128,9 @@ def apply_overrides(source: Source, overrides: Sequence[str]) -> Source:
             raise _bad_override(override, "has a value that is not valid YAML") from error
         target[last if isinstance(target, dict) else _item(target, last, override)] = value
         overridden.add((*parents, last))
-    return replace(source, values=values, overridden=frozenset(overridden))
+    # What an override replaced stands in the file no more, nor does anything below it.
+    lines = {key: line for key, line in source.lines.items() if not any(key[: len(path)] == path for path in overridden)}
+    return replace(source, values=values, lines=lines, overridden=frozenset(overridden))
 
 
 def _item(items: list[Any], name: str, override: str) -> int:
