@@ -239,6 +239,22 @@ def test_what_is_found_wrong_later_in_a_stage_has_the_line_of_that_stage(recipe)
     assert caught.value.where == f"{path}:{line}: data.train"
 
 
+@pytest.mark.parametrize(
+    ("data", "key", "message"),
+    [
+        ("{train: a.jsonl, columns: {promt: q}}", "data.columns", "unknown field 'promt'; did you mean prompt?"),
+        ("{train: [a.jsonl, {file: b.jsonl, columns: {chosen: x}}]}", "data.train.1", "a pair needs both sides; map chosen and rejected"),
+        ("{train: a.jsonl, columns: {prompt: 3}}", "data.columns", "prompt takes a column name or a list of them; e.g. {prompt: question}"),
+    ],
+)
+def test_a_map_that_means_nothing_is_refused_where_it_stands(recipe, data, key, message):
+    path = recipe(SFT.replace("{train: rows.jsonl}", data))
+    error = refusal(path)
+    assert error.what.startswith(key)
+    assert error.what.endswith(f": {message}")
+    assert error.where == f"{path}:5"
+
+
 def test_what_the_command_line_set_is_not_blamed_on_the_file(recipe):
     path = recipe(GRPO.replace("  train: rows.jsonl\n", "  train: rows.jsonl\n  columns:\n    prompt: q\n"))
     for where in ("data.columns", "data.columns.prompt"):
@@ -246,7 +262,6 @@ def test_what_the_command_line_set_is_not_blamed_on_the_file(recipe):
             raise RecipeError("is wrong", where=where)
         assert caught.value.where == f"command line: {where}"
     assert refusal(path, "max_steps=no").where == "command line"
-    assert refusal(path, "data.columns.promt=[]", "steps=3").where == "command line"
     assert refusal(path, "seed=3", "max_steps=no").where == "command line"
 
 

@@ -162,8 +162,7 @@ def _open_recipe(path: Path) -> Opened:
     recipe = loaded.recipe
     if isinstance(recipe, Pipeline) or recipe.model.startswith("stage:"):
         raise RecipeError("the recipe has stages", where=str(path), hint="name a stage's data file, with --model, --method and --columns")
-    with loaded.placing(()):
-        rows, heldout = open_rows(recipe, loaded.base)
+    rows, heldout = open_rows(recipe, loaded.base)
     tools = recipe.tools if isinstance(recipe, SFTRecipe | SampledRecipe) else []
     with load_tools(tools, loaded.base, to_run=False) as toolbox:
         specs = toolbox.specs

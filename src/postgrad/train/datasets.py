@@ -10,7 +10,6 @@ from typing import Generic, Literal, TypeVar, overload
 import numpy as np
 
 from postgrad.data import DataReport, RowSource, load_rows, mix, overlap
-from postgrad.data.columns import check_columns
 from postgrad.data.files import EXTENSIONS, extension
 from postgrad.data.join import Join
 from postgrad.errors import RecipeError
@@ -70,8 +69,6 @@ def data_files(data: TrainData, base: Path) -> dict[str, Path]:
 def open_rows(recipe: Recipe, base: Path) -> tuple[RowSource, RowSource | None]:
     """(training rows, held-out rows)."""
     data = recipe.data
-    for index, source in enumerate(_sources(data)):
-        check_columns(source.columns, where=f"data.train[{index}].columns")
     parts = [
         load_rows(
             data_file(source.file, base),

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from postgrad.chat import BUILT_IN, ToolProtocol
+from postgrad.data.columns import check_columns
+from postgrad.errors import RecipeError
 from postgrad.rollout.items import ToolItem
 from postgrad.suggest import nearest
 
@@ -22,6 +24,15 @@ def _no_bool(value: Any) -> Any:
     return value
 
 
+def _meant(columns: dict[str, Any]) -> dict[str, Any]:
+    try:
+        check_columns(columns)
+    except RecipeError as error:
+        raise PydanticCustomError("columns", "{message}", {"message": f"{error.what}; {error.hint}"}) from error
+    return columns
+
+
+ColumnMap = Annotated[dict[str, Any], AfterValidator(_meant)]
 PositiveInt = Annotated[int, BeforeValidator(_no_bool), Field(gt=0)]
 Fraction = Annotated[float, BeforeValidator(_no_bool), Field(gt=0.0, le=1.0)]
 Finite = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
@@ -84,7 +95,7 @@ class Source(Section):
     """A .jsonl, .json, .jsonl.gz, .parquet, .csv or .arrow file (relative to the recipe), or a hub id."""
     weight: Positive = 1.0
     """How often each row comes in one epoch: 2 = twice, 0.5 = a half of the rows, chosen by the seed."""
-    columns: dict[str, Any] = {}
+    columns: ColumnMap = {}
     """The map for this file; left out = `data.columns`."""
     join: Join | None = None
     """The file to join to this one; left out = `data.join`."""
@@ -94,7 +105,7 @@ class TrainData(Section):
     train: str | Annotated[list[str | Source], Field(min_length=1)]
     """A .jsonl, .json, .jsonl.gz, .parquet, .csv or .arrow file (relative to the recipe), a hub id, the run directory of a `pairs` run,
     or `stage:NAME` in a pipeline; or a list of them, with weights."""
-    columns: dict[str, Any] = {}
+    columns: ColumnMap = {}
     """Maps the file's columns to a format postgrad knows: a field, or a role, to a column or several; see docs/data.md."""
     join: Join | None = None
     """Another file whose columns each row gets: a benchmark's answers, kept apart from its questions. Also for `eval`."""

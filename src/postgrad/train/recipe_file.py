@@ -252,8 +252,8 @@ def _validate(source: Source, values: dict[str, Any], prefix: KeyPath) -> Recipe
 
 def _translate(source: Source, model: type[BaseModel], prefix: KeyPath, error: ValidationError) -> RecipeError:
     details = error.errors()
-    # An unknown key explains a missing one ("learning_rat"), so it is told first.
-    detail = next((item for item in details if item["type"] == "extra_forbidden"), details[0])
+    # An unknown key explains a missing one ("learning_rat"), so it is told first; so is a map of a source, which could have been a string.
+    detail = next((item for item in details if item["type"] in ("extra_forbidden", "columns")), details[0])
     key = (*prefix, *_known_parts(model, [str(part) for part in detail["loc"]], keep_last=detail["type"] == "extra_forbidden"))
     if detail["type"] == "extra_forbidden":
         return _unknown(source, key, _names(model, key[len(prefix) : -1]), _elsewhere(model, key[-1]))
