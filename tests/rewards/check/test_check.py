@@ -1,12 +1,14 @@
 """`check_rewards` on rewards with one known fault each, and on rewards without any."""
 
 import json
+import math
 import os
 
 import pytest
 
 from postgrad.rewards.check import Draft, Sample, check_rewards, say
 from postgrad.rewards.check.lazy import STRATEGIES, strategies
+from postgrad.rewards.check.scale import Line, _allowance
 from postgrad.rewards.ledger import Scheme
 from postgrad.rewards.load import load_rewards
 from postgrad.sandbox import problem
@@ -317,3 +319,12 @@ def test_nothing_is_said_to_have_been_seen_of_a_reward_that_gave_no_value(tmp_pa
     assert "scale.undeclared" not in ids(report)
     assert set(report.matrix.moved["r"].values()) == {None}
     assert report.to_json()["scale"][0]["range"] == [None, None]
+
+
+def test_a_reward_that_gave_no_value_hides_nothing_of_the_others():
+    def line(name, role, low, high):
+        return Line(name, role, 1.0, (low, high), True, high - low)
+
+    sheet = [line("right", "outcome", 0.0, 1.0), line("tidy", "shaping", 0.0, 0.5), line("silent", "shaping", math.nan, math.nan)]
+    (found,) = _allowance(sheet)
+    assert found.message.endswith("may be at most 2")

@@ -335,6 +335,7 @@ def test_a_reward_that_failed_on_every_rollout_needs_no_statistics():
 def test_a_summary_of_too_little_does_not_sound_healthy():
     assert summary(examine(run(MIXED, repeat=2))).startswith("too little to judge by; ")
     assert summary(examine(logged("sft", loss=[1.0]))) == "no findings; 1 check passed, 0 skipped"
+    assert summary(examine(logged("reward", loss=[0.5] * 1000))).startswith("no findings; ")  # held-out rows are missing, not steps
 
 
 # R12, R13 -----------------------------------------------------------------------------------------------------------------------------
