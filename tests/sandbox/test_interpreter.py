@@ -111,3 +111,7 @@ def test_a_run_with_a_thousand_files_open_has_its_interpreter(confined):
         assert made.run("print(1)\n2", deadline_s=20) == Cell("1\n", "2")
     finally:
         made.close()
+
+
+def test_a_deadline_of_a_hundred_years_is_one(interpreter):
+    assert interpreter.run("1 + 1", deadline_s=3e9) == Cell("", "2")
