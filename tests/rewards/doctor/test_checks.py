@@ -336,6 +336,9 @@ def test_a_summary_of_too_little_does_not_sound_healthy():
     assert summary(examine(run(MIXED, repeat=2))).startswith("too little to judge by; ")
     assert summary(examine(logged("sft", loss=[1.0]))) == "no findings; 1 check passed, 0 skipped"
     assert summary(examine(logged("reward", loss=[0.5] * 1000))).startswith("no findings; ")  # held-out rows are missing, not steps
+    alone = examine(run([[1, 1]], repeat=100))
+    assert len(alone.skipped) > len(alone.passed)  # nothing to compare within a group of one, however long the run is
+    assert "too little" not in summary(alone)
 
 
 # R12, R13 -----------------------------------------------------------------------------------------------------------------------------
