@@ -14,20 +14,43 @@ Anything else that escapes is a bug in postgrad and keeps its traceback.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class PostgradError(Exception):
-    """`what` happened, `where` (file:line, row, recipe key), and one `hint` that says what to do."""
+    """`what` happened, `where` (file:line, row, option), the `key` of the recipe that asks for it, and one `hint` that says what to do.
+
+    `line` is where that key stands (`recipe.yaml:12`); `LoadedRecipe.placing` fills it in.
+    """
 
     exit_code = 1
 
-    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
+    def __init__(self, what: str, *, where: str | None = None, key: str | None = None, hint: str | None = None) -> None:
         super().__init__(what)
         self.what = what
         self.where = where
+        self.key = key
+        self.line: str | None = None
         self.hint = hint
 
+    @property
+    def place(self) -> str:
+        """From the recipe to the cause."""
+        return ": ".join(part for part in (self.line, self.key, self.where) if part)
+
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}" if self.where else self.what
+        return f"{self.place}: {self.what}" if self.place else self.what
+
+
+@contextmanager
+def about(key: str) -> Iterator[None]:
+    """Errors in the block are about this key of the recipe, or about the key below it that they name."""
+    try:
+        yield
+    except PostgradError as error:
+        error.key = f"{key}.{error.key}" if error.key else key
+        raise
 
 
 class RunError(PostgradError):

@@ -101,7 +101,7 @@ def test_target_that_matches_no_module_is_a_recipe_error_with_candidates(base, t
     with pytest.raises(RecipeError, match="matches no module") as caught:
         load(base, adapter=Lora(targets=targets))
     assert "q_proj" in caught.value.hint
-    assert caught.value.where == "adapter.targets"
+    assert caught.value.key == "adapter.targets"
 
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
@@ -134,7 +134,7 @@ def test_recipe_may_state_the_same_adapter_but_not_another(trained):
     assert load(trained, adapter=Lora(rank=4, dropout=0.5)).model.peft_config["default"].lora_dropout == 0.5
     with pytest.raises(RecipeError, match="was trained with 4") as caught:
         load(trained, adapter=Lora(rank=8))
-    assert caught.value.where == "adapter.rank"
+    assert caught.value.key == "adapter.rank"
     with pytest.raises(RecipeError, match=r"adapter\.alpha"):
         load(trained, adapter=Lora(rank=4, alpha=99))
 

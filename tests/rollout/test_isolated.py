@@ -319,7 +319,7 @@ def test_it_gets_no_variable_but_those_named_and_their_values_stay_with_it(folde
         ("broken.py:f", "process", "ZeroDivisionError"),
         ("exits.py:f", "process", "cannot be imported: the process ended with exit code 1"),
         ("forks.py:f", "process", "PermissionError"),
-        ("tools.py:act", {"env": ["NOT_SET_AT_ALL"]}, "isolate.env names the environment variable NOT_SET_AT_ALL, which is not set"),
+        ("tools.py:act", {"env": ["NOT_SET_AT_ALL"]}, "isolate.env: the environment variable NOT_SET_AT_ALL is not set"),
     ],
 )
 def test_a_function_that_cannot_be_loaded_is_a_recipe_error(folder: Path, use: str, isolate: Any, message: str) -> None:
@@ -328,7 +328,8 @@ def test_a_function_that_cannot_be_loaded_is_a_recipe_error(folder: Path, use: s
     (folder / "forks.py").write_text("import os\nos.fork()\n")
     with pytest.raises(RecipeError, match=message) as caught:
         load_tools([{"use": use, "isolate": isolate}], folder)
-    assert caught.value.where == use
+    place = ("tools[0].isolate.env", None) if "env" in isolate else ("tools[0]", use)
+    assert (caught.value.key, caught.value.where) == place
 
 
 def test_a_system_that_cannot_keep_processes_away_is_named(

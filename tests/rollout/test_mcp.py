@@ -40,7 +40,7 @@ def test_a_list_of_tools_that_names_one_twice_or_never_ends_is_refused() -> None
 
     twice = SimpleNamespace(tools=lambda: [SimpleNamespace(name="look"), SimpleNamespace(name="look")])
     with pytest.raises(RecipeError, match="the server lists two tools called 'look'"):
-        _listed(twice, MCPServer(command=["x"]), "tools[0]")  # type: ignore[arg-type]
+        _listed(twice, MCPServer(command=["x"]))  # type: ignore[arg-type]
 
     async def page(cursor: str | None) -> SimpleNamespace:
         return SimpleNamespace(tools=[], next_cursor="more")
@@ -297,14 +297,14 @@ def test_in_the_agent_loop_a_lost_server_spoils_its_rollout_alone() -> None:
         ({"command": [sys.executable, "-c", "print('hello')"]}, "Connection closed"),
         ({"command": [sys.executable, "-c", "import time; time.sleep(60)"], "start_s": 0.5}, "not ready within 0.5 s"),
         ({"url": "http://127.0.0.1:1/mcp"}, "ConnectError"),
-        ({"command": PROGRAM, "env": ["NOT_SET_AT_ALL"]}, "NOT_SET_AT_ALL, which is not set"),
-        ({"url": "http://127.0.0.1:1/mcp", "headers_from_env": {"X-Key": "NOT_SET_AT_ALL"}}, "NOT_SET_AT_ALL, which is not set"),
+        ({"command": PROGRAM, "env": ["NOT_SET_AT_ALL"]}, "NOT_SET_AT_ALL is not set"),
+        ({"url": "http://127.0.0.1:1/mcp", "headers_from_env": {"X-Key": "NOT_SET_AT_ALL"}}, "NOT_SET_AT_ALL is not set"),
     ],
 )
 def test_a_server_that_is_not_there_or_not_fit_is_a_recipe_error(server: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message) as caught:
         load_tools([{"mcp": server}], Path())
-    assert caught.value.where == "tools[0]"
+    assert str(caught.value.key).startswith("tools[0].mcp")
     assert caught.value.hint
 
 

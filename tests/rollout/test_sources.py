@@ -85,7 +85,7 @@ def test_an_entry_knows_what_may_be_a_file(item: Any, files: tuple[str, ...]) ->
 def test_an_entry_that_means_nothing_is_a_recipe_error(folder: Path, item: Any) -> None:
     with pytest.raises(RecipeError) as caught:
         load_tools([item], folder)
-    assert str(caught.value.where).startswith("tools[0")
+    assert str(caught.value.key).startswith("tools[0]")
 
 
 # ---- options

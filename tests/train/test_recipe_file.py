@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from postgrad.errors import RecipeError
+from postgrad.errors import RecipeError, about
 from postgrad.train.recipe import GRPORecipe, Pipeline, SFTRecipe
 from postgrad.train.recipe_file import LoadedRecipe, load_recipe, parse_recipe
 
@@ -202,32 +202,35 @@ def test_error_inside_a_stage_names_its_line(recipe):
 
 
 @pytest.mark.parametrize(
-    ("where", "line"),
+    ("key", "line"),
     [
-        ("rewards[0]", 10),
-        ("rewards[0].use", 10),
-        ("data.train", 6),
-        ("data.columns", 5),  # the nearest that stands in the file
-        ("data.columns.prompt", 5),
-        ("max_steps", 4),
-        ("rewards[1]", None),
-        ("batch.prompts", "file"),  # nothing of it stands there
-        ("batch.pairs", None),
-        ("data.json", None),
-        ("model.py", None),
-        ("rewards.py:8", None),
-        ("rewards.py:correct", None),
-        ("data/rows.jsonl:3", None),
-        ("command line", None),
-        (None, None),
+        ("rewards[0]", ":10"),
+        ("rewards[0].use", ":10"),
+        ("rewards[1]", ":9"),  # there is no such item: the line of the list
+        ("data.train", ":6"),
+        ("data.columns", ":5"),  # the nearest that stands in the file
+        ("data.columns.prompt", ":5"),
+        ("max_steps", ":4"),
+        ("batch.prompts", ""),  # nothing of it stands there
     ],
 )
-def test_what_is_found_wrong_later_has_its_line_too(recipe, where, line):
+def test_what_is_found_wrong_later_has_its_line_too(recipe, key, line):
     path = recipe(GRPO)
     with pytest.raises(RecipeError) as caught, load_recipe(path).placing(()):
-        raise RecipeError("is wrong", where=where)
-    at = {None: "", "file": f"{path}: "}.get(line, f"{path}:{line}: ")
-    assert caught.value.where == (at + where if where else None)
+        raise RecipeError("is wrong", key=key, where="rewards.py:8")
+    assert str(caught.value) == f"{path}{line}: {key}: rewards.py:8: is wrong"
+
+
+def test_what_no_key_asks_for_gets_no_line(recipe):
+    with pytest.raises(RecipeError) as caught, load_recipe(recipe(GRPO)).placing(()):
+        raise RecipeError("is wrong", where="data.json")
+    assert str(caught.value) == "data.json: is wrong"
+
+
+def test_the_key_of_a_part_comes_before_the_key_within_it():
+    with pytest.raises(RecipeError) as caught, about("tools[1]"), about("mcp"):
+        raise RecipeError("is not set", key="env")
+    assert str(caught.value) == "tools[1].mcp.env: is not set"
 
 
 def test_what_is_found_wrong_later_in_a_stage_has_the_line_of_that_stage(recipe):
@@ -235,8 +238,8 @@ def test_what_is_found_wrong_later_in_a_stage_has_the_line_of_that_stage(recipe)
     path = recipe(text)
     line = max(number for number, row in enumerate(text.splitlines(), 1) if "train: rows.jsonl" in row)
     with pytest.raises(RecipeError) as caught, load_recipe(path).placing(("stages", "rl")):
-        raise RecipeError("is wrong", where="data.train")
-    assert caught.value.where == f"{path}:{line}: data.train"
+        raise RecipeError("is wrong", key="data.train")
+    assert caught.value.place == f"{path}:{line}: data.train"
 
 
 @pytest.mark.parametrize(
@@ -257,10 +260,10 @@ def test_a_map_that_means_nothing_is_refused_where_it_stands(recipe, data, key, 
 
 def test_what_the_command_line_set_is_not_blamed_on_the_file(recipe):
     path = recipe(GRPO.replace("  train: rows.jsonl\n", "  train: rows.jsonl\n  columns:\n    prompt: q\n"))
-    for where in ("data.columns", "data.columns.prompt"):
+    for key in ("data.columns", "data.columns.prompt"):
         with pytest.raises(RecipeError) as caught, load_recipe(path, ["data.columns={prompt: a}"]).placing(()):
-            raise RecipeError("is wrong", where=where)
-        assert caught.value.where == f"command line: {where}"
+            raise RecipeError("is wrong", key=key)
+        assert caught.value.place == f"command line: {key}"
     assert refusal(path, "max_steps=no").where == "command line"
     assert refusal(path, "seed=3", "max_steps=no").where == "command line"
 
@@ -270,15 +273,15 @@ def test_a_key_of_a_stage_that_is_left_out_has_the_line_of_the_stage(recipe):
     path = recipe(text)
     line = next(number for number, row in enumerate(text.splitlines(), 1) if row.strip() == "rl:")
     with pytest.raises(RecipeError) as caught, load_recipe(path).placing(("stages", "rl")):
-        raise RecipeError("is wrong", where="batch.prompts")
-    assert caught.value.where == f"{path}:{line}: batch.prompts"
+        raise RecipeError("is wrong", key="batch.prompts")
+    assert caught.value.place == f"{path}:{line}: batch.prompts"
 
 
 def test_a_resolved_recipe_without_lines_keeps_the_key():
     loaded = LoadedRecipe(parse_recipe(yaml.safe_load(GRPO)), Path())
     with pytest.raises(RecipeError) as caught, loaded.placing(()):
-        raise RecipeError("is wrong", where="data.train")
-    assert caught.value.where == "data.train"
+        raise RecipeError("is wrong", key="data.train")
+    assert caught.value.place == "data.train"
 
 
 def test_resolved_recipe_parses_back_to_the_same(recipe):

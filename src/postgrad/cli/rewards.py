@@ -229,7 +229,7 @@ def _load_recipe(path: Path) -> _Target:
     if not functions:
         raise RecipeError("the recipe has no reward functions", where=str(path), hint="reward models are looked at with postgrad score")
     with loaded.placing(part):
-        return _Target(load_rewards(list(functions.values()), loaded.base, indices=list(functions)), recipe, loaded.base)
+        return _Target(load_rewards(functions, loaded.base), recipe, loaded.base)
 
 
 def _is_function(use: str) -> bool:

@@ -35,18 +35,18 @@ def check_columns(columns: Columns) -> None:
     for field, value in columns.items():
         if field not in FIELDS:
             hint = did_you_mean(field, FIELDS, f"fields: {', '.join(FIELDS)}")
-            raise RecipeError(f"unknown field {field!r}", where="data.columns", hint=hint)
+            raise RecipeError(f"unknown field {field!r}", key="data.columns", hint=hint)
         if not value or not all(isinstance(name, str) for name in _names(value)):
-            raise RecipeError(f"{field} takes a column name or a list of them", where="data.columns", hint="e.g. {prompt: question}")
+            raise RecipeError(f"{field} takes a column name or a list of them", key="data.columns", hint="e.g. {prompt: question}")
     kinds = [kind for kind, members in _KINDS.items() if any(member in columns for member in members)]
     if len(kinds) > 1:
         raise RecipeError(
-            f"the map mixes {' and '.join(kinds)}", where="data.columns", hint="use messages, or prompt (and completion), or roles, or text"
+            f"the map mixes {' and '.join(kinds)}", key="data.columns", hint="use messages, or prompt (and completion), or roles, or text"
         )
     if ("completion" in columns and "prompt" not in columns) or ("assistant" in columns and "user" not in columns):
-        raise RecipeError("an answer without a question", where="data.columns", hint="map the prompt (or user) column too")
+        raise RecipeError("an answer without a question", key="data.columns", hint="map the prompt (or user) column too")
     if ("chosen" in columns) != ("rejected" in columns):
-        raise RecipeError("a pair needs both sides", where="data.columns", hint="map chosen and rejected")
+        raise RecipeError("a pair needs both sides", key="data.columns", hint="map chosen and rejected")
 
 
 _KINDS = {"messages": ("messages",), "prompt/completion": ("prompt", "completion"), "roles": _ROLES, "text": ("text",)}

@@ -78,7 +78,7 @@ class RowSource:
     def split_off(self, share: float, seed: int) -> tuple[RowSource, RowSource]:
         """(the rest, about `share` of the rows)."""
         if not 0 < share < 1:
-            raise RecipeError(f"a split of {share:g} is not between 0 and 1", where="data.eval", hint="e.g. 0.05, or name a file")
+            raise RecipeError(f"a split of {share:g} is not between 0 and 1", key="data.eval", hint="e.g. 0.05, or name a file")
         return tuple(replace(self, split=Split(share, seed, held_out)) for held_out in (False, True))  # type: ignore[return-value]
 
     def read(self) -> tuple[Row, ...]:
@@ -141,7 +141,7 @@ def mix(sources: Sequence[RowSource], *, max_bad: int = 0) -> RowSource:
     parts = [replace(part, name=f"{part.path.parent.name}/{part.name}") if names[part.name] > 1 and part.path else part for part in parts]
     double = next((name for name, count in Counter(part.name for part in parts).items() if count > 1), None)
     if double is not None:
-        raise RecipeError(f"{double} is named twice", where="data.train", hint="name it once, with a weight of 2")
+        raise RecipeError(f"{double} is named twice", key="data.train", hint="name it once, with a weight of 2")
     return RowSource(tuple(parts), max_bad, notes=tuple(note for source in sources for note in source.notes))
 
 

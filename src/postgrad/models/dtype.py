@@ -37,7 +37,7 @@ def bf16_supported(device: torch.device) -> bool:
     return any(features.get(name) is True for name in ("avx512_bf16", "amx_bf16", "arm_bf16", "bf16"))
 
 
-def resolve_autocast(dtype: str, device: torch.device, *, where: str = "dtype") -> torch.dtype | None:
+def resolve_autocast(dtype: str, device: torch.device) -> torch.dtype | None:
     """`auto` is bf16 where the processor has it, else fp32. Returns None for fp32. Raises `RecipeError` for what cannot run here.
 
     >>> resolve_autocast("float32", torch.device("cpu")) is None
@@ -51,13 +51,13 @@ def resolve_autocast(dtype: str, device: torch.device, *, where: str = "dtype") 
         if bf16_supported(device):
             return torch.bfloat16
         raise RecipeError(
-            f"this processor ({device.type}) has no bfloat16 arithmetic", where=where, hint="use dtype: auto or dtype: float32"
+            f"this processor ({device.type}) has no bfloat16 arithmetic", key="dtype", hint="use dtype: auto or dtype: float32"
         )
     if dtype in ("float16", "fp16", "half"):
         reason = "fp16 gradients underflow without loss scaling" if device.type == "cuda" else "fp16 does not run on a CPU"
-        raise RecipeError(f"{dtype} is not supported: {reason}", where=where, hint="use dtype: auto, which is bfloat16 where it is fast")
+        raise RecipeError(f"{dtype} is not supported: {reason}", key="dtype", hint="use dtype: auto, which is bfloat16 where it is fast")
     choices = ", ".join(get_args(DtypeName))
-    raise RecipeError(f"unknown dtype {dtype!r}", where=where, hint=f"one of: {choices}")
+    raise RecipeError(f"unknown dtype {dtype!r}", key="dtype", hint=f"one of: {choices}")
 
 
 def autocast(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[None]:

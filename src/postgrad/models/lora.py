@@ -56,7 +56,7 @@ def need_peft() -> None:
     try:
         import peft  # noqa: F401
     except ImportError as error:
-        raise RecipeError("adapters need the package peft", where="adapter", hint="pip install 'postgrad[lora]'") from error
+        raise RecipeError("adapters need the package peft", key="adapter", hint="pip install 'postgrad[lora]'") from error
 
 
 def attach(model: PreTrainedModel, config: LoraConfigLike, *, seed: int = 0, leave_out: Sequence[str] = ()) -> PeftModel:
@@ -89,9 +89,9 @@ def alpha_of(config: LoraConfigLike) -> float:
 
 def _check(config: LoraConfigLike) -> None:
     if config.rank < 1:
-        raise RecipeError(f"must be at least 1, got {config.rank}", where="adapter.rank")
+        raise RecipeError(f"must be at least 1, got {config.rank}", key="adapter.rank")
     if not 0 <= config.dropout < 1:
-        raise RecipeError(f"must be in [0, 1), got {config.dropout}", where="adapter.dropout")
+        raise RecipeError(f"must be in [0, 1), got {config.dropout}", key="adapter.dropout")
 
 
 def candidates(model: nn.Module) -> dict[str, nn.Module]:
@@ -109,11 +109,11 @@ def _check_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
         if not matched:
             names = ", ".join(sorted({name.rpartition(".")[2] for name in modules}))
             raise RecipeError(
-                f"{target!r} matches no module of the model", where="adapter.targets", hint=f"candidates: {names}, or all-linear"
+                f"{target!r} matches no module of the model", key="adapter.targets", hint=f"candidates: {names}, or all-linear"
             )
         if tied := _tied(model, modules, matched):
             what = f"{target!r} would change {tied}, whose weights are tied to another module's"
-            raise RecipeError(what, where="adapter.targets", hint="leave it out: an adapter on tied weights cannot be merged")
+            raise RecipeError(what, key="adapter.targets", hint="leave it out: an adapter on tied weights cannot be merged")
 
 
 def _tied(model: Any, modules: dict[str, nn.Module], matched: Sequence[str]) -> str | None:
@@ -175,7 +175,7 @@ def _check_agrees(saved: Any, wanted: LoraConfigLike, folder: Path) -> None:
         if have != want:
             what = f"the recipe says {want}, but the adapter in {folder} was trained with {have}"
             raise RecipeError(
-                what, where=f"adapter.{key}", hint="leave `adapter:` out to continue it as it is; start from the merged model for a new one"
+                what, key=f"adapter.{key}", hint="leave `adapter:` out to continue it as it is; start from the merged model for a new one"
             )
 
 

@@ -47,7 +47,7 @@ def keep_groups(totals: ArrayLike, outcome_totals: ArrayLike | None, group_size:
     """
     if mode == "outcome" and outcome_totals is None:
         hint = "give the reward that judges the task itself role: outcome"
-        raise RecipeError("filter: outcome needs a reward with role outcome and a weight", where="loss.filter", hint=hint)
+        raise RecipeError("filter: outcome needs a reward with role outcome and a weight", key="loss.filter", hint=hint)
     equal = equal_groups(totals, group_size)
     empty = np.isnan(group_means(totals, group_size)[::group_size])
     constant = np.zeros_like(equal) if outcome_totals is None else equal_groups(outcome_totals, group_size)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from postgrad.errors import DataError, RecipeError
+from postgrad.errors import DataError, RecipeError, about
 from postgrad.rewards.base import CallForm, RewardRole, Scope
 from postgrad.rewards.child import FunctionSource
 from postgrad.rewards.library import LIBRARY
@@ -71,35 +71,37 @@ class LoadedReward:
 
 
 def load_rewards(
-    specs: Sequence[Mapping[str, Any] | RewardSpec],
+    specs: Sequence[Mapping[str, Any] | RewardSpec] | Mapping[int, Mapping[str, Any] | RewardSpec],
     base: Path | str,
     *,
-    indices: Sequence[int] | None = None,
     allow_unsafe_exec: bool = False,
 ) -> list[LoadedReward]:
-    """Load what the recipe's `rewards:` names; paths are relative to `base`.
-
-    indices: where each stands in that list, when others stand between them.
+    """Load what the recipe's `rewards:` names, all of it or some, by number; paths are relative to `base`.
 
     Raises `RecipeError` for a missing file or function, a file that cannot be imported (with the line of the last frame), a function
     that cannot be called as a reward, names that are not unique, and a reward that runs code where there is no sandbox, unless
     `allow_unsafe_exec`.
     """
-    keys = [f"rewards[{index}]" for index in (range(len(specs)) if indices is None else indices)]
-    checked = [_spec(spec, key) for spec, key in zip(specs, keys, strict=True)]
-    named = [_source(spec, Path(base), key) for spec, key in zip(checked, keys, strict=True)]
-    sources = [dataclasses.replace(source, unsafe_exec=allow_unsafe_exec) for source in named]
+    keys, checked, sources = [], [], []
+    for index, given in specs.items() if isinstance(specs, Mapping) else enumerate(specs):
+        keys.append(f"rewards[{index}]")
+        with about(keys[-1]):
+            checked.append(_spec(given))
+            sources.append(dataclasses.replace(_source(checked[-1], Path(base)), unsafe_exec=allow_unsafe_exec))
     worker = RewardWorker(sources, memory_gb=None)
     try:
         described = worker.describe()
     except WorkerDied as error:
         files = ", ".join(sorted({source.path for source in sources if source.path}))
         raise RecipeError(
-            f"the reward files could not be loaded: {error}", where=files, hint="importing the file must end by itself"
+            f"the reward files could not be loaded: {error}", where=files, key="rewards", hint="importing the file must end by itself"
         ) from None
     finally:
         worker.close()
-    loaded = [_loaded(spec, source, answer, key) for spec, source, answer, key in zip(checked, sources, described, keys, strict=False)]
+    loaded = []
+    for key, spec, source, answer in zip(keys, checked, sources, described, strict=False):
+        with about(key):
+            loaded.append(_loaded(spec, source, answer))
     _refuse_duplicates(loaded)
     return loaded
 
@@ -113,54 +115,54 @@ def check_columns(rewards: Sequence[LoadedReward], columns: Collection[str], *, 
             raise DataError(f"reward {reward.name} asks for the column {missing!r}; the columns are {found}", where=reward.where, hint=hint)
 
 
-def _spec(spec: Mapping[str, Any] | RewardSpec, where: str) -> RewardSpec:
+def _spec(spec: Mapping[str, Any] | RewardSpec) -> RewardSpec:
     if not isinstance(spec, RewardSpec):
         known = [f.name for f in dataclasses.fields(RewardSpec)]
         for key in (key for key in spec if key not in known):
             hint = did_you_mean(str(key), known, f"the keys are {', '.join(known)}")
-            raise RecipeError(f"unknown key {key!r}", where=where, hint=hint)
+            raise RecipeError(f"unknown key {key!r}", hint=hint)
         if "use" not in spec:
-            raise RecipeError("`use` is missing", where=where, hint="use: rewards.py:function, or the name of a shipped reward")
+            raise RecipeError("`use` is missing", hint="use: rewards.py:function, or the name of a shipped reward")
         spec = RewardSpec(**spec)
-    _check_values(spec, where)
+    _check_values(spec)
     return spec
 
 
-def _check_values(spec: RewardSpec, where: str) -> None:
+def _check_values(spec: RewardSpec) -> None:
     weight: Any = spec.weight
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-        raise RecipeError(f"weight is a finite number, got {spec.weight!r}", where=where)
+        raise RecipeError(f"not a finite number: {spec.weight!r}", key="weight")
     if spec.role is not None and spec.role not in get_args(RewardRole):
-        raise RecipeError(f"role is outcome or shaping, got {spec.role!r}", where=where)
+        raise RecipeError(f"outcome or shaping, not {spec.role!r}", key="role")
     for name in ("on_error", "on_nonfinite"):
         if getattr(spec, name) not in get_args(Policy):
-            raise RecipeError(f"{name} is abstain or stop, got {getattr(spec, name)!r}", where=where)
+            raise RecipeError(f"abstain or stop, not {getattr(spec, name)!r}", key=name)
     if spec.deadline_s is not None and not (math.isfinite(spec.deadline_s) and spec.deadline_s > 0):
-        raise RecipeError(f"deadline_s is a positive number of seconds, got {spec.deadline_s!r}", where=where)
+        raise RecipeError(f"not a positive number of seconds: {spec.deadline_s!r}", key="deadline_s")
 
 
-def _source(spec: RewardSpec, base: Path, where: str) -> FunctionSource:
+def _source(spec: RewardSpec, base: Path) -> FunctionSource:
     file, colon, function = spec.use.rpartition(":")
     if not colon and not spec.use.endswith(".py"):
         if spec.use not in LIBRARY:
             hint = did_you_mean(spec.use, LIBRARY, f"shipped rewards: {', '.join(LIBRARY)}; your own: rewards.py:function")
-            raise RecipeError(f"there is no shipped reward {spec.use!r}", where=where, hint=hint)
+            raise RecipeError(f"there is no shipped reward {spec.use!r}", key="use", hint=hint)
         return FunctionSource(spec.use, args=dict(spec.args))
     if not colon or not function or not file.endswith(".py"):
-        raise RecipeError(f"{spec.use!r} names no function", where=where, hint="write file.py:function, for example rewards.py:correct")
+        raise RecipeError(f"{spec.use!r} names no function", key="use", hint="write file.py:function, for example rewards.py:correct")
     path = (base / file).expanduser().resolve()
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         hint = did_you_mean_file(path, "the path is relative to the recipe")
-        raise RecipeError(f"cannot read the reward file {path}: {why_unread(error)}", where=where, hint=hint) from None
+        raise RecipeError(f"cannot read the reward file {path}: {why_unread(error)}", key="use", hint=hint) from None
     return FunctionSource(function, str(path), text, dict(spec.args))
 
 
-def _loaded(spec: RewardSpec, source: FunctionSource, answer: Mapping[str, Any], where: str) -> LoadedReward:
+def _loaded(spec: RewardSpec, source: FunctionSource, answer: Mapping[str, Any]) -> LoadedReward:
     place = f"{source.path}:{source.function}" if source.path else source.function
     if problem := answer.get("problem"):
-        raise RecipeError(f"{spec.use}: {problem['message']}", where=problem["where"] or where, hint=problem.get("hint"))
+        raise RecipeError(f"{spec.use}: {problem['message']}", where=problem["where"], hint=problem.get("hint"))
     facts: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in answer["form"].items()}
     declared = answer["declared"] or {}
     # A function that declares nothing is most likely the task itself.
@@ -189,5 +191,5 @@ def _refuse_duplicates(rewards: Sequence[LoadedReward]) -> None:
     for reward in rewards:
         if reward.name in seen:
             both = f"{seen[reward.name].where} and {reward.where}"
-            raise RecipeError(f"two rewards are named {reward.name!r}: {both}", where="rewards", hint="give one of them a name: …")
+            raise RecipeError(f"two rewards are named {reward.name!r}: {both}", key="rewards", hint="give one of them a name: …")
         seen[reward.name] = reward

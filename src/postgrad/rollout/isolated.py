@@ -51,7 +51,7 @@ class IsolatedTool:
     def __init__(self, spec: str, base: Path, confinement: Confinement, *, workers: int) -> None:
         self._spec = spec
         self._request = ("load", spec, str(base.resolve()), confinement.memory_bytes, confinement.processes)
-        variables = read_variables(confinement.environment, where=spec, key="isolate.env")
+        variables = read_variables(confinement.environment, key="isolate.env")
         self._secrets = Secrets(variables.values())
         environment = {name: os.environ[name] for name in _INHERITED if name in os.environ} | variables
         self._workers = [Worker("postgrad.rollout.isolated_child", environment=environment) for _ in range(workers)]

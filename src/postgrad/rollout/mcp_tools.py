@@ -32,10 +32,10 @@ from postgrad.rollout.sources import chosen
 from postgrad.types import ToolSpec
 
 
-def from_server(item: MCPServer, base: Path, *, where: str) -> Made:
+def from_server(item: MCPServer, base: Path) -> Made:
     """Connect, and take over the tools that the server lists. Raises `RecipeError` when it cannot be reached."""
-    variables = read_variables(item.env, where=where, key="mcp.env")
-    headers = read_secrets(item.headers_from_env, where=where, key="mcp.headers_from_env")
+    variables = read_variables(item.env, key="env")
+    headers = read_secrets(item.headers_from_env, key="headers_from_env")
     server = Server(
         command=tuple(item.command or ()), folder=base.resolve(), variables=variables, url=item.url or "", headers=headers,
         start_s=item.start_s, keeps_sessions=item.session == "rollout",
@@ -43,37 +43,37 @@ def from_server(item: MCPServer, base: Path, *, where: str) -> Made:
     connection = Connection(server, Secrets([*variables.values(), *headers.values()]))
     with ExitStack() as stack:
         stack.callback(connection.close)
-        listed = chosen(_listed(connection, item, where), include=item.include, exclude=item.exclude, where=where)
+        listed = chosen(_listed(connection, item), include=item.include, exclude=item.exclude)
         if item.session == "run":
-            tools = [_tool(tool, _OnConnection(connection, tool.name), item, where) for tool in listed.values()]
+            tools = [_tool(tool, _OnConnection(connection, tool.name), item) for tool in listed.values()]
             stack.pop_all()
             return Made(tuple(tools), close=connection.close)
-        tools = [_tool(tool, _OnOwnConnection(tool.name), item, where, environment=0) for tool in listed.values()]
+        tools = [_tool(tool, _OnOwnConnection(tool.name), item, environment=0) for tool in listed.values()]
     return Made(tuple(tools), (Environment(connection.another, f"MCP server {server.name}", open_s=item.start_s),))
 
 
-def _listed(connection: Connection, item: MCPServer, where: str) -> dict[str, types.Tool]:
+def _listed(connection: Connection, item: MCPServer) -> dict[str, types.Tool]:
     try:
         found = connection.tools()
     except InfrastructureError as error:
         hint = "start the command by hand to see what it says" if item.command else "is the server running, and is this its URL?"
-        raise RecipeError(str(error), where=where, hint=hint) from error
+        raise RecipeError(str(error), hint=hint) from error
     listed = {tool.name: tool for tool in found}
     if len(listed) < len(found):
         names = [tool.name for tool in found]
         twice = next(name for name in names if names.count(name) > 1)
-        raise RecipeError(f"the server lists two tools called {twice!r}", where=where, hint="which one would be called, nobody can say")
+        raise RecipeError(f"the server lists two tools called {twice!r}", hint="which one would be called, nobody can say")
     if not listed:
-        raise RecipeError("the server has no tools", where=where, hint="leave the entry out")
+        raise RecipeError("the server has no tools", hint="leave the entry out")
     return listed
 
 
-def _tool(listed: types.Tool, function: Callable[..., Any], item: MCPServer, where: str, *, environment: int | None = None) -> Tool:
+def _tool(listed: types.Tool, function: Callable[..., Any], item: MCPServer, *, environment: int | None = None) -> Tool:
     name = item.prefix + listed.name
     description = listed.description or listed.title or listed.name
     hints = listed.annotations
     idempotent = hints is not None and bool(hints.idempotent_hint or hints.read_only_hint)
-    arguments = SchemaArguments(listed.input_schema, tool=name, where=where)
+    arguments = SchemaArguments(listed.input_schema, tool=name)
     spec = ToolSpec(name, description, compact_schema(listed.input_schema))
     return Tool(spec, arguments, function, ToolOptions(idempotent=idempotent), environment)
 

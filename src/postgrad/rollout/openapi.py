@@ -42,20 +42,20 @@ _IDEMPOTENT = frozenset({"get", "put", "delete"})  # RFC 9110, 9.2.2
 _NOT_THE_MODELS = frozenset({408, 429, 502, 503, 504})
 
 
-def from_document(item: OpenAPI, base: Path, *, where: str) -> Made:
+def from_document(item: OpenAPI, base: Path) -> Made:
     """One tool per operation. Raises `RecipeError` for a document that cannot be read or that asks for what is not supported."""
-    headers = read_secrets(item.headers_from_env, where=where, key="openapi.headers_from_env")
-    query = read_secrets(item.query_from_env, where=where, key="openapi.query_from_env")
+    headers = read_secrets(item.headers_from_env, key="headers_from_env")
+    query = read_secrets(item.query_from_env, key="query_from_env")
     document, place = _read(item.document, base)
     operations = read_operations(document, where=item.document, given=(frozenset(map(str.lower, headers)), frozenset(query)))
-    kept = chosen(operations, include=item.include, exclude=item.exclude, where=item.document)
+    kept = chosen(operations, include=item.include, exclude=item.exclude)
     service = _Service(headers, query, Secrets([*headers.values(), *query.values()]))
     tools = []
     for read in kept.values():
         operation = read()
-        url = item.base_url or _server(operation.servers, place, where)
+        url = item.base_url or _server(operation.servers, place)
         if urlsplit(url).scheme not in ("http", "https"):
-            raise RecipeError(f"{url!r} is not an http or https URL", where=where, hint="openapi.base_url: https://…")
+            raise RecipeError(f"{url!r} is not an http or https URL", key="base_url", hint="write https://…")
         tools.append(_tool(operation, _Call(operation, url.rstrip("/"), service), item.prefix, where=item.document))
     return Made(tuple(tools))
 
@@ -105,7 +105,7 @@ def _fetch(url: str) -> str:
     return text
 
 
-def _server(servers: list[Any], place: str, where: str) -> str:
+def _server(servers: list[Any], place: str) -> str:
     """The first server's URL, with the defaults of its variables."""
     try:
         first: Any = servers[0] if servers else {}
@@ -114,10 +114,10 @@ def _server(servers: list[Any], place: str, where: str) -> str:
             url = url.replace(f"{{{name}}}", str(variable.get("default", "")))
     except (AttributeError, KeyError, TypeError) as error:
         what = "`servers` is not a list of mappings with a url"
-        raise RecipeError(what, where=where, hint="write openapi.base_url: https://…") from error
+        raise RecipeError(what, key="base_url", hint="write https://…") from error
     full = urljoin(place, url or "/") if place else url
     if not urlsplit(full).scheme:
-        raise RecipeError("the document does not say where the API is", where=where, hint="write openapi.base_url: https://…")
+        raise RecipeError("the document does not say where the API is", key="base_url", hint="write https://…")
     return full
 
 

@@ -26,7 +26,7 @@ class SchemaArguments:
     Raises `RecipeError` when it is no valid JSON Schema.
     """
 
-    def __init__(self, schema: Mapping[str, Any], *, tool: str, where: str) -> None:
+    def __init__(self, schema: Mapping[str, Any], *, tool: str, where: str | None = None) -> None:
         kind = validator_for(schema, default=Draft202012Validator)
         try:
             kind.check_schema(dict(schema))

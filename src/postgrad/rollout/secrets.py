@@ -30,23 +30,23 @@ class Secrets:
         return text
 
 
-def read_variables(names: Iterable[str], *, where: str, key: str) -> dict[str, str]:
+def read_variables(names: Iterable[str], *, key: str) -> dict[str, str]:
     """Name → value of environment variables, which may hold secrets or not. Raises `RecipeError` for one that is not set."""
     values = {name: os.environ.get(name, "") for name in names}
     if missing := next((name for name, value in values.items() if not value), None):
-        raise RecipeError(f"{key} names the environment variable {missing}, which is not set", where=where, hint=f"export {missing}=...")
+        raise RecipeError(f"the environment variable {missing} is not set", key=key, hint=f"export {missing}=...")
     return values
 
 
-def read_secrets(names: Mapping[str, str], *, where: str, key: str) -> dict[str, str]:
+def read_secrets(names: Mapping[str, str], *, key: str) -> dict[str, str]:
     """What → the secret in the environment variable that `names` gives for it.
 
     Raises `RecipeError` for one that is not set, or is too short to be recognised in a text.
     """
-    values = read_variables(names.values(), where=where, key=key)
+    values = read_variables(names.values(), key=key)
     if short := next((name for name, value in values.items() if len(_token(value)) < _SHORTEST), None):
-        what = f"{key}: the value of {short} is shorter than {_SHORTEST} characters, and could not be kept out of what the model reads"
-        raise RecipeError(what, where=where, hint="use a longer secret")
+        what = f"the value of {short} is shorter than {_SHORTEST} characters, and could not be kept out of what the model reads"
+        raise RecipeError(what, key=key, hint="use a longer secret")
     return {what: values[name] for what, name in names.items()}
 
 

@@ -20,7 +20,7 @@ def from_shipped(item: ToolItem, *, allow_unsafe_exec: bool, to_run: bool) -> Ma
     """Raises `RecipeError` where there is no sandbox and that is not allowed, unless the tool is not `to_run`."""
     assert item.use is not None
     if item.isolate is not None:
-        raise RecipeError(f"isolate is for functions of yours, and {item.use} is shipped", where=item.use, hint="leave isolate out")
+        raise RecipeError(f"isolate is for functions of yours, and {item.use} is shipped", key="isolate", hint="leave isolate out")
     if item.use in _CLASSES:
         return from_object(_CLASSES[item.use], where=item.use)
     return _CODE[item.use](isolation(allow_unsafe_exec=allow_unsafe_exec) if to_run else Isolation.BUBBLEWRAP)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from postgrad.errors import RecipeError
+from postgrad.errors import RecipeError, about
 from postgrad.rollout.declare import Tool, ToolOptions
 from postgrad.rollout.functions import Made, from_name
 from postgrad.rollout.isolated import Confinement, IsolatedTool
@@ -30,46 +30,49 @@ def read_items(items: Sequence[str | Mapping[str, Any] | ToolItem]) -> list[Tool
         return TypeAdapter(list[ToolItem]).validate_python(list(items))
     except ValidationError as error:
         detail = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in detail["loc"])
-        raise RecipeError(f"{detail['msg']} (got {detail['input']!r})", where=f"tools[{key}]", hint="see docs/agents.md") from error
+        index, *keys = detail["loc"]
+        below = "".join(f".{key}" for key in keys)
+        raise RecipeError(f"{detail['msg']} (got {detail['input']!r})", key=f"tools[{index}]{below}", hint="see docs/agents.md") from error
 
 
-def make(item: ToolItem, base: Path, *, where: str, allow_unsafe_exec: bool = False, to_run: bool = True) -> Made:
+def make(item: ToolItem, base: Path, *, allow_unsafe_exec: bool = False, to_run: bool = True) -> Made:
     """The tools of one entry, with its options on them. Paths are relative to `base`."""
     shipped = item.use in SHIPPED
-    made = from_shipped(item, allow_unsafe_exec=allow_unsafe_exec, to_run=to_run) if shipped else _made(item, base, where)
+    made = from_shipped(item, allow_unsafe_exec=allow_unsafe_exec, to_run=to_run) if shipped else _made(item, base)
     try:
-        tools = tuple(replace(one, options=_options(one, item, where)) for one in made.tools)
+        tools = tuple(replace(one, options=_options(one, item)) for one in made.tools)
     except RecipeError:
         made.close()
         raise
     return replace(made, tools=_gated(tools, item))
 
 
-def chosen(found: Mapping[str, _T], *, include: Sequence[str] | None, exclude: Sequence[str], where: str) -> dict[str, _T]:
+def chosen(found: Mapping[str, _T], *, include: Sequence[str] | None, exclude: Sequence[str]) -> dict[str, _T]:
     """What `include` or `exclude` leave, in the order found. Raises `RecipeError` for a name that is not there."""
-    for name in (*(include or ()), *exclude):
-        if name not in found:
+    for key, names in (("include", include or ()), ("exclude", exclude)):
+        for name in (name for name in names if name not in found):
             hint = did_you_mean(name, found, f"it has: {', '.join(found) or 'none'}")
-            raise RecipeError(f"there is no tool {name!r}", where=where, hint=hint)
+            raise RecipeError(f"there is no tool {name!r}", key=key, hint=hint)
     return {name: value for name, value in found.items() if (include is None or name in include) and name not in exclude}
 
 
-def _made(item: ToolItem, base: Path, where: str) -> Made:
+def _made(item: ToolItem, base: Path) -> Made:
     if item.mcp is not None:
         try:
             from postgrad.rollout import mcp_tools
         except ModuleNotFoundError as error:
-            raise RecipeError("an MCP server needs the package mcp", where=where, hint="pip install 'postgrad[mcp]'") from error
-        return mcp_tools.from_server(item.mcp, base, where=where)
+            raise RecipeError("an MCP server needs the package mcp", key="mcp", hint="pip install 'postgrad[mcp]'") from error
+        with about("mcp"):
+            return mcp_tools.from_server(item.mcp, base)
     if item.openapi is not None:
         from postgrad.rollout import openapi
 
-        return openapi.from_document(item.openapi, base, where=where)
+        with about("openapi"):
+            return openapi.from_document(item.openapi, base)
     assert item.use is not None
     if ":" not in item.use and not item.use.endswith(".py"):
         hint = did_you_mean(item.use, SHIPPED, f"shipped tools: {', '.join(SHIPPED)}; your own: tools.py:function")
-        raise RecipeError(f"there is no shipped tool {item.use!r}", where=where, hint=hint)
+        raise RecipeError(f"there is no shipped tool {item.use!r}", key="use", hint=hint)
     if item.isolate is None:
         return from_name(item.use, base)
     workers = item.concurrency or ISOLATED_WORKERS
@@ -81,12 +84,12 @@ def _confinement(limits: Isolation) -> Confinement:
     return Confinement(memory_bytes=int(limits.memory_gb * 2**30), processes=limits.processes, environment=tuple(limits.env))
 
 
-def _options(one: Tool, item: ToolItem, where: str) -> ToolOptions:
+def _options(one: Tool, item: ToolItem) -> ToolOptions:
     said = {name: value for name in _OPTIONS if (value := getattr(item, name)) is not None}
     idempotent, retry = said.get("idempotent", one.options.idempotent), said.get("retry", one.options.retry)
     if retry and not idempotent:
         hint = "write idempotent: true if calling it twice does what calling it once does, or leave retry out"
-        raise RecipeError(f"retry: `{one.name}` is not known to be idempotent, so it is never called again", where=where, hint=hint)
+        raise RecipeError(f"`{one.name}` is not known to be idempotent, so it is never called again", key="retry", hint=hint)
     return replace(one.options, **said)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MethodType, TracebackType
 from typing import Any
 
-from postgrad.errors import RecipeError
+from postgrad.errors import RecipeError, about
 from postgrad.rollout.declare import BoundTool, Tool, ToolOptions, tool
 from postgrad.rollout.environments import Environment, ToolSession, open_instances
 from postgrad.rollout.functions import Made, from_object, renumbered
@@ -51,7 +51,7 @@ class Toolbox:
         if len(by_name) < len(self.tools):
             names = [item.name for item in self.tools]
             twice = next(name for name in names if names.count(name) > 1)
-            raise RecipeError(f"two tools are called `{twice}`", where="tools", hint=_RENAME)
+            raise RecipeError(f"two tools are called `{twice}`", key="tools", hint=_RENAME)
         object.__setattr__(self, "by_name", by_name)
 
     def __len__(self) -> int:
@@ -131,8 +131,8 @@ def load_tools(
     with ExitStack() as stack:
         made = []
         for index, item in enumerate(read_items(items)):
-            where = item.use or f"tools[{index}]"
-            made.append(make(item, base, where=where, allow_unsafe_exec=allow_unsafe_exec, to_run=to_run))
+            with about(f"tools[{index}]"):
+                made.append(make(item, base, allow_unsafe_exec=allow_unsafe_exec, to_run=to_run))
             stack.callback(made[-1].close)
         toolbox = _together(made)
         stack.pop_all()

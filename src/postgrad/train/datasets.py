@@ -48,7 +48,7 @@ def _pairs_file(run: Path, wanted: Literal["train", "eval"]) -> Path:
     file = run / (PAIRS if wanted == "train" else HELDOUT)
     if not file.is_file():
         what = f"{run} holds no pairs out (it has no {HELDOUT})"
-        raise RecipeError(what, where="data.eval", hint="run it again with heldout: 0.2, or give data.eval a share of the pairs")
+        raise RecipeError(what, key="data.eval", hint="run it again with heldout: 0.2, or give data.eval a share of the pairs")
     return file
 
 

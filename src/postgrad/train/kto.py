@@ -89,10 +89,10 @@ class KTO:
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
         if recipe.batch.pairs < 2:
-            raise RecipeError("kto needs at least 2 answers in a batch: the KL comes from other prompts' answers", where="batch.pairs")
+            raise RecipeError("kto needs at least 2 answers in a batch: the KL comes from other prompts' answers", key="batch.pairs")
         first = train[0].prompt_ids
         if all(item.prompt_ids == first for item in train):
-            raise DataError("all answers belong to one prompt: kto compares with answers to other prompts", where="data.train")
+            raise DataError("all answers belong to one prompt: kto compares with answers to other prompts", key="data.train")
         self.recipe, self.policy, self.engine = recipe, policy, engine
         self.train, self.heldout = train, heldout
         self.timer = Timer()

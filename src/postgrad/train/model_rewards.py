@@ -137,7 +137,7 @@ def load_model_reward(reward: Reward, folder: Path, *, dtype: str, policy: Langu
     """
     for key, unset in (("args", {}), ("deadline_s", None), ("on_error", "abstain"), ("on_nonfinite", "stop")):
         if getattr(reward, key) != unset:
-            raise RecipeError(f"{key} acts on reward functions; {reward.use} is a reward model", where="rewards", hint="leave it out")
+            raise RecipeError(f"it acts on reward functions, and {reward.use} is a reward model", key=key, hint="leave it out")
     name = reward.name or "reward_model"
     scorer = _on_base(policy, folder, name) if policy is not None else None
     return ModelReward(name, reward.weight, reward.role or "outcome", scorer or load_scorer(str(folder), dtype=dtype))

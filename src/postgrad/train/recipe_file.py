@@ -169,31 +169,13 @@ class LoadedRecipe:
 
     @contextmanager
     def placing(self, part: KeyPath) -> Iterator[None]:
-        """An error in the block whose `where` is a key of this part also says which line of which file that is."""
+        """An error in the block that is about a key of this part also says which line of which file that is."""
         try:
             yield
         except PostgradError as error:
-            key = _key_of(error.where or "")
-            if self.source is not None and key and _is_key(dict(self.parts)[part], key):
-                error.where = f"{self.source.where((*part, *key))}: {error.where}"
+            if self.source is not None and error.key is not None:
+                error.line = self.source.where((*part, *re.findall(r"\w+", error.key)))  # `rewards[0].use` is rewards, 0, use
             raise
-
-
-def _key_of(where: str) -> KeyPath:
-    """`rewards[0].use` as the path of a key."""
-    return tuple(re.findall(r"\w+", where)) if re.fullmatch(r"[a-z_]+(\.[a-z_]+|\[\d+\])*", where) else ()
-
-
-def _is_key(value: object, key: KeyPath) -> bool:
-    """Whether `value` has such a key; a file called `data.json` looks like one."""
-    for name in key:
-        if isinstance(value, BaseModel) and name in type(value).model_fields:
-            value = getattr(value, name)
-        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
-            value = value[int(name)]
-        else:
-            return isinstance(value, dict)
-    return True
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:

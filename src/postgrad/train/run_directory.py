@@ -232,7 +232,7 @@ def _refuse_place(path: Path, base: Path) -> None:
     here = path.resolve()
     if here == Path.cwd().resolve() or base.resolve().is_relative_to(here):
         what = "run_dir is the working directory or holds the recipe; it must be a folder of its own"
-        raise RecipeError(what, where=f"run_dir: {path}", hint="e.g. run_dir: runs/NAME")
+        raise RecipeError(what, where=str(path), key="run_dir", hint="e.g. run_dir: runs/NAME")
 
 
 def _set_aside(path: Path) -> None:

@@ -29,7 +29,7 @@ from postgrad.data import (
     prepare_unpaired,
 )
 from postgrad.data.cache import file_sha256
-from postgrad.errors import RecipeError
+from postgrad.errors import RecipeError, about
 from postgrad.models.engine import LocalEngine, OptimizerConfig
 from postgrad.models.loading import LanguageModel, load
 from postgrad.models.lora import base_of
@@ -166,7 +166,7 @@ def _check_positions(report: DataReport, policy: Policy, *, to_write: int = 0) -
     positions = getattr(base_of(policy.model.model).config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and report.lengths.longest > positions - to_write:
         what = f"a row has {report.lengths.longest} tokens, the model takes {positions}{' with what it writes' if to_write else ''}"
-        raise RecipeError(what, where="data.max_length", hint=f"set data.max_length to {positions - to_write} or less")
+        raise RecipeError(what, key="data.max_length", hint=f"set data.max_length to {positions - to_write} or less")
 
 
 def load_pairs(recipe: RewardRecipe | DPORecipe, policy: Policy, base: Path, *, work: Work = DEFAULT_WORK) -> Dataset[Pair]:
@@ -223,7 +223,7 @@ def load_heldout(recipe: RLRecipe, policy: Policy, base: Path, *, file: str | No
     """The recipe's held-out prompts, or those of another file, read as the recipe reads its own."""
     rows = open_rows(recipe, base)[1] if file is None else open_file(file, recipe, base)
     if rows is None:
-        raise RecipeError("nothing to evaluate on: the recipe has no data.eval", where="data.eval", hint="pass --data FILE")
+        raise RecipeError("nothing to evaluate on: the recipe has no data.eval", key="data.eval", hint="pass --data FILE")
     return _prompts(rows, recipe, policy, toolbox, DEFAULT_WORK)[0]
 
 
@@ -246,22 +246,27 @@ class NamedRewards:
     """What `rewards:` names: functions, which are loaded, and folders of reward models, which `models` loads."""
 
     functions: list[LoadedReward]
-    folders: list[tuple[Reward, Path]]
+    folders: Mapping[int, tuple[Reward, Path]]
+    """By their number in the list."""
 
     def models(self, dtype: str, policy: LanguageModel | None = None) -> list[ModelReward]:
         """With a policy that has an adapter, those that were trained on its base share it."""
-        return [load_model_reward(reward, folder, dtype=dtype, policy=policy) for reward, folder in self.folders]
+        loaded = []
+        for index, (reward, folder) in self.folders.items():
+            with about(f"rewards[{index}]"):
+                loaded.append(load_model_reward(reward, folder, dtype=dtype, policy=policy))
+        return loaded
 
 
 def load_recipe_rewards(recipe: SampledRecipe, base: Path) -> NamedRewards:
     found = [(reward, names_model(reward, base)) for reward in recipe.rewards]
     named = {index: reward.model_dump() for index, (reward, folder) in enumerate(found) if folder is None}
-    functions = load_rewards(list(named.values()), base, indices=list(named), allow_unsafe_exec=recipe.allow_unsafe_exec)
-    folders = [(reward, folder) for reward, folder in found if folder is not None]
-    names = [reward.name for reward in functions] + [reward.name or "reward_model" for reward, _ in folders]
+    functions = load_rewards(named, base, allow_unsafe_exec=recipe.allow_unsafe_exec)
+    folders = {index: (reward, folder) for index, (reward, folder) in enumerate(found) if folder is not None}
+    names = [reward.name for reward in functions] + [reward.name or "reward_model" for reward, _ in folders.values()]
     double = next((name for name in names if names.count(name) > 1), None)
     if double is not None:
-        raise RecipeError(f"two rewards are named {double!r}", where="rewards", hint="give one of them a name: …")
+        raise RecipeError(f"two rewards are named {double!r}", key="rewards", hint="give one of them a name: …")
     return NamedRewards(functions, folders)
 
 

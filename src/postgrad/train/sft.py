@@ -56,7 +56,7 @@ class SFT:
 
     def __init__(self, recipe: SFTRecipe, policy: Policy, engine: Engine, train: Sequence[TrainRow], heldout: Sequence[TrainRow]) -> None:
         if not any(row.trained_tokens for row in train):
-            raise DataError("no row has a trained token", where="data.train", hint="see `postgrad data show` for what is trained and why")
+            raise DataError("no row has a trained token", key="data.train", hint="see `postgrad data show` for what is trained and why")
         self.recipe, self.policy, self.engine = recipe, policy, engine
         self.train, self.heldout = train, heldout
         self.timer = Timer()
