@@ -43,6 +43,13 @@ class PostgradError(Exception):
         return f"{self.place}: {self.what}" if self.place else self.what
 
 
+def reason(error: Exception) -> str:
+    """What an error of a library or the system says, in one line, without the number and the path that Python adds to it."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return next(iter(str(error).strip().splitlines()), repr(error))
+
+
 @contextmanager
 def about(key: str) -> Iterator[None]:
     """Errors in the block are about this key of the recipe, or about the key below it that they name."""

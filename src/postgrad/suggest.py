@@ -30,10 +30,5 @@ def did_you_mean_file(path: Path, otherwise: str) -> str:
     return f"did you mean {path.parent / stems[near]}?" if near else otherwise
 
 
-def why_unread(error: OSError | UnicodeDecodeError) -> str:
-    """In words, without the number and the path that Python puts there."""
-    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
-
-
 def _stem(name: str) -> str:
     return name[: name.find(".", 1)] if "." in name[1:] else name

@@ -102,7 +102,7 @@ def test_full_disk_stops_the_run_and_names_the_last_good_checkpoint(tmp_path):
         write(folder)
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(RunError, match="No space left") as caught:
+    with pytest.raises(RunError, match="no space left") as caught:
         checkpoint.save(tmp_path, 2, no_space, keep=5)
     assert caught.value.hint is not None
     assert "free some disk space" in caught.value.hint
@@ -116,7 +116,7 @@ def test_a_folder_that_was_removed_is_not_taken_for_a_full_disk(tmp_path):
         shutil.rmtree(folder)
         write(folder)
 
-    with pytest.raises(RunError, match="No such file") as caught:
+    with pytest.raises(RunError, match="no such file") as caught:
         checkpoint.save(tmp_path, 1, removed, keep=5)
     assert "still there" in str(caught.value.hint)
 

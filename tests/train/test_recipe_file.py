@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from postgrad.errors import RecipeError, about
+from postgrad.errors import RecipeError
 from postgrad.train.recipe import GRPORecipe, Pipeline, SFTRecipe
 from postgrad.train.recipe_file import LoadedRecipe, load_recipe, parse_recipe
 
@@ -225,12 +225,6 @@ def test_what_no_key_asks_for_gets_no_line(recipe):
     with pytest.raises(RecipeError) as caught, load_recipe(recipe(GRPO)).placing(()):
         raise RecipeError("is wrong", where="data.json")
     assert str(caught.value) == "data.json: is wrong"
-
-
-def test_the_key_of_a_part_comes_before_the_key_within_it():
-    with pytest.raises(RecipeError) as caught, about("tools[1]"), about("mcp"):
-        raise RecipeError("is not set", key="env")
-    assert str(caught.value) == "tools[1].mcp.env: is not set"
 
 
 def test_what_is_found_wrong_later_in_a_stage_has_the_line_of_that_stage(recipe):

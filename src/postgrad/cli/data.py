@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from postgrad.cli.data_view import Opened, item_json, item_parts, item_text, report_json, report_lines, visible, why
-from postgrad.errors import CheckFailed, RecipeError
+from postgrad.errors import CheckFailed, RecipeError, reason
 
 if TYPE_CHECKING:
     from postgrad.chat import ChatFormat, ToolProtocol
@@ -255,7 +255,7 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise RecipeError(f"the page cannot be written: {error.strerror}", where=str(path), hint="choose another place") from error
+        raise RecipeError(f"the page cannot be written: {reason(error)}", where=str(path), hint="choose another place") from error
     stderr.print(f"page written to {path}", markup=False)
 
 

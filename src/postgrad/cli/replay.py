@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from postgrad.cli.console import stderr, stdout, table
-from postgrad.errors import RecipeError
+from postgrad.errors import RecipeError, reason
 
 if TYPE_CHECKING:
     from postgrad.train.replay import Replay, Values
@@ -38,7 +38,7 @@ def _written(out: Path) -> Iterator[TextIO]:
     try:
         file = unfinished.open("w", encoding="utf-8")
     except OSError as error:
-        raise RecipeError(f"cannot be written: {error.strerror}", where=str(out), hint="choose another place with --out") from error
+        raise RecipeError(f"cannot be written: {reason(error)}", where=str(out), hint="choose another place with --out") from error
     try:
         with file:
             yield file

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from postgrad.errors import CheckFailed, RecipeError
-from postgrad.suggest import did_you_mean_file, why_unread
+from postgrad.errors import CheckFailed, RecipeError, reason
+from postgrad.suggest import did_you_mean_file
 
 if TYPE_CHECKING:
     from postgrad.rewards.check import Report, Sample
@@ -173,7 +173,7 @@ def _all_of(path: Path) -> list[str]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         hint = did_you_mean_file(path, "name a Python file")
-        raise RecipeError(f"cannot read the reward file: {why_unread(error)}", where=str(path), hint=hint) from None
+        raise RecipeError(f"cannot read the reward file: {reason(error)}", where=str(path), hint=hint) from None
     found = names_in(str(path.resolve()), text)
     if isinstance(found, dict):
         raise RecipeError(found["problem"]["message"], where=found["problem"]["where"] or str(path))

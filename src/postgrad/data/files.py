@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from postgrad.errors import DataError
+from postgrad.errors import DataError, reason
 
 CHUNK_BYTES = 1 << 16
 CHUNK_ROWS = 100
@@ -110,7 +110,7 @@ def read_chunks(path: Path) -> Iterator[Chunk]:
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"not a readable gzip file: {error}", where=str(path), hint="the file may be cut off, or not compressed") from error
     except OSError as error:
-        raise DataError(f"cannot read the file: {error.strerror or error}", where=str(path), hint="check the path") from error
+        raise DataError(f"cannot read the file: {reason(error)}", where=str(path), hint="check the path") from error
 
 
 def chunked(rows: Iterable[Row | Rejected]) -> Iterator[RowChunk]:
@@ -310,7 +310,7 @@ def _arrow_errors(path: Path, kind: str) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        what = f"not a readable {kind} file: {str(error).splitlines()[0]}"
+        what = f"not a readable {kind} file: {reason(error)}"
         raise DataError(what, where=str(path), hint="the file may be cut off") from error
 
 

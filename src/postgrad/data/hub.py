@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from postgrad.data.files import Place, Rejected, Row
-from postgrad.errors import DataError
+from postgrad.errors import DataError, reason
 
 _HUB_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<first>[\w.-]+))?(:(?P<second>[\w.-]+))?")
 _SECONDS = 4.0
@@ -47,7 +47,7 @@ def _reach(name: str) -> str:
             huggingface_hub.HfApi().dataset_info(name, timeout=_SECONDS - 1)
             outcome[0] = ""
         except Exception as error:  # reported below in one line: any failure to reach the hub is the same to the user
-            outcome[0] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no details'}"
+            outcome[0] = f"{type(error).__name__}: {reason(error)}"
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
@@ -70,7 +70,8 @@ def _load(name: str, config: str | None, split: str, *, source: str, offline: st
             raise DataError(
                 f"the dataset is neither reachable on the hub ({offline}) nor in the local cache", where=source, hint=_OFFLINE
             ) from error
-        what = str(error).strip().splitlines()[0]
-        raise DataError(f"cannot load the dataset: {what}", where=source, hint="name a split or config: owner/name:config:split") from error
+        raise DataError(
+            f"cannot load the dataset: {reason(error)}", where=source, hint="name a split or config: owner/name:config:split"
+        ) from error
     finally:
         datasets.config.HF_HUB_OFFLINE = previous

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from postgrad.errors import ModelError
+from postgrad.errors import ModelError, reason
 from postgrad.models.dtype import default_device, resolve_autocast
 from postgrad.models.locate import Location, locate
 from postgrad.models.lora import LoraConfigLike, attach, base_of, continue_adapter, is_peft
@@ -188,7 +188,7 @@ def _read_model(location: Location) -> PreTrainedModel:
                 output_loading_info=True,
             )
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        what = f"transformers cannot read this model: {str(error).splitlines()[0] if str(error) else error!r}"
+        what = f"transformers cannot read this model: {reason(error)}"
         raise ModelError(what, where=str(folder), hint=_remote_code_hint(folder)) from error
     model, info = loaded
     _refuse_gaps(folder, info)

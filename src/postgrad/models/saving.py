@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from postgrad import __version__
 from postgrad.cache import make_readable, temporary_beside
-from postgrad.errors import ModelError
+from postgrad.errors import ModelError, reason
 from postgrad.models.builtin import BUILTIN
 from postgrad.models.hub import looks_like_id
 from postgrad.models.loading import LanguageModel
@@ -65,7 +65,7 @@ def save(
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"cannot write the model: {error}", where=str(target), hint="is the disk full or read-only?") from error
+        raise ModelError(f"cannot write the model: {reason(error)}", where=str(target), hint="is the disk full or read-only?") from error
     return target
 
 

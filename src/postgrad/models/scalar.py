@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from postgrad.errors import ModelError
+from postgrad.errors import ModelError, reason
 from postgrad.models.dtype import default_device, resolve_autocast
 from postgrad.models.loading import LanguageModel, Start, embedding_rows, placed
 from postgrad.models.locate import locate
@@ -107,7 +107,7 @@ def _read(folder: Path, seed: int) -> PreTrainedModel:
                 output_loading_info=True, ignore_mismatched_sizes=False,
             )  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-            what = f"transformers cannot read this model with a scalar head: {str(error).splitlines()[0] if str(error) else error!r}"
+            what = f"transformers cannot read this model with a scalar head: {reason(error)}"
             raise ModelError(what, where=str(folder)) from error
     model, info = loaded
     new = {f"{HEAD}.weight"} if not own_head else set()

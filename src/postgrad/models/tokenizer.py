@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from postgrad.errors import DataError, ModelError
+from postgrad.errors import DataError, ModelError, reason
 from postgrad.models.locate import Location, locate
 from postgrad.models.quiet import quiet
 from postgrad.models.weights import read_json
@@ -39,7 +39,7 @@ def read_tokenizer(location: Location) -> PreTrainedTokenizerFast:
         with quiet():
             tokenizer = _read(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        what = f"no usable tokenizer here: {str(error).splitlines()[0] if str(error) else error!r}"
+        what = f"no usable tokenizer here: {reason(error)}"
         raise ModelError(
             what, where=str(folder), hint="copy tokenizer.json and tokenizer_config.json of the model into this folder"
         ) from error

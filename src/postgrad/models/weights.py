@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from postgrad.cache import cache_folder
-from postgrad.errors import ModelError
+from postgrad.errors import ModelError, reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,7 +101,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read this file: {error}", where=str(file), hint="fetch or copy the file again") from error
+        raise ModelError(f"cannot read this file: {reason(error)}", where=str(file), hint="fetch or copy the file again") from error
     if not isinstance(value, dict):
         raise ModelError(f"expected a JSON object, found a {type(value).__name__}", where=str(file))
     return value

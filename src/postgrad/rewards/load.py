@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from postgrad.errors import DataError, RecipeError, about
+from postgrad.errors import DataError, RecipeError, about, reason
 from postgrad.rewards.base import CallForm, RewardRole, Scope
 from postgrad.rewards.child import FunctionSource
 from postgrad.rewards.library import LIBRARY
 from postgrad.rewards.worker import RewardWorker, WorkerDied
-from postgrad.suggest import did_you_mean, did_you_mean_file, why_unread
+from postgrad.suggest import did_you_mean, did_you_mean_file
 
 DEADLINE_S = 5.0
 """Seconds that one call may take where neither the recipe nor the function says."""
@@ -155,7 +155,7 @@ def _source(spec: RewardSpec, base: Path) -> FunctionSource:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         hint = did_you_mean_file(path, "the path is relative to the recipe")
-        raise RecipeError(f"cannot read the reward file {path}: {why_unread(error)}", key="use", hint=hint) from None
+        raise RecipeError(f"cannot read the reward file {path}: {reason(error)}", key="use", hint=hint) from None
     return FunctionSource(function, str(path), text, dict(spec.args))
 
 

@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote, urlencode, urljoin, urlsplit
 
 import yaml
 
-from postgrad.errors import RecipeError
+from postgrad.errors import RecipeError, reason
 from postgrad.protocols import InfrastructureError
 from postgrad.rollout.deadline import DeadlineError, deadline
 from postgrad.rollout.declare import Tool, ToolOptions
@@ -34,7 +34,7 @@ from postgrad.rollout.schema import SchemaArguments
 from postgrad.rollout.secrets import Secrets, read_secrets
 from postgrad.rollout.signature import ArgumentError
 from postgrad.rollout.sources import chosen
-from postgrad.suggest import did_you_mean_file, why_unread
+from postgrad.suggest import did_you_mean_file
 from postgrad.types import ToolSpec
 
 _FETCH_S = 30.0
@@ -79,7 +79,7 @@ def _read(name: str, base: Path) -> tuple[Mapping[str, Any], str]:
             text, place = (base / name).read_text(encoding="utf-8"), ""
         except (OSError, UnicodeDecodeError) as error:
             hint = did_you_mean_file(base / name, "the path is relative to the recipe")
-            raise RecipeError(f"the OpenAPI document cannot be read: {why_unread(error)}", where=name, hint=hint) from error
+            raise RecipeError(f"the OpenAPI document cannot be read: {reason(error)}", where=name, hint=hint) from error
     try:
         document = json.loads(text) if text.lstrip().startswith("{") else json.loads(json.dumps(yaml.safe_load(text), default=str))
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:  # what YAML has beyond JSON: dates are text, keys are text

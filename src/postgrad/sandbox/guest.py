@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, BinaryIO, Literal
 
+from postgrad.errors import reason
 from postgrad.sandbox import bubblewrap, seccomp
 from postgrad.sandbox.isolation import Isolation, SandboxError
 from postgrad.sandbox.limits import Limits
@@ -89,7 +90,7 @@ class Guest:
                     )
                 )
             except OSError as error:
-                raise SandboxError(f"the process could not be started: {error}") from error
+                raise SandboxError(f"the process could not be started: {reason(error)}") from error
             self._kept = kept.pop_all()
 
     def wait_ready(self) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from postgrad.errors import CheckpointError, RunError
+from postgrad.errors import CheckpointError, RunError, reason
 from postgrad.train.files import fault, publish_folder, remedy, sha256, sync_folder, write_json
 
 MANIFEST = "MANIFEST.json"
@@ -55,7 +55,7 @@ def save(root: Path, step: int, write: Callable[[Path], None], *, keep: int) -> 
         shutil.rmtree(temporary, ignore_errors=True)
         good = newest(root).folder
         raise RunError(
-            f"the checkpoint of step {step} cannot be written: {error}",
+            f"the checkpoint of step {step} cannot be written: {reason(error)}",
             where=str(root),
             hint=f"{remedy(error)}, then resume; the last good checkpoint is {good.name if good else 'none'}",
         ) from error
@@ -75,7 +75,7 @@ def verify(folder: Path) -> str | None:
     except FileNotFoundError:
         return "no MANIFEST.json (the save did not finish)"
     except (OSError, ValueError) as error:
-        return f"MANIFEST.json cannot be read: {error}"
+        return f"MANIFEST.json cannot be read: {reason(error)}"
     for name, expected in manifest.items():
         path = folder / name
         if not path.is_file():

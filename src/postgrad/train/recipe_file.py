@@ -19,8 +19,8 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from postgrad.errors import PostgradError, RecipeError
-from postgrad.suggest import did_you_mean, did_you_mean_file, why_unread
+from postgrad.errors import PostgradError, RecipeError, reason
+from postgrad.suggest import did_you_mean, did_you_mean_file
 from postgrad.train.recipe import METHODS, PAIR_LOSSES, REFERENCE_FREE_LOSSES, Pipeline, Recipe
 from postgrad.train.stages import fault_of
 
@@ -70,7 +70,7 @@ def read_yaml(path: Path) -> Source:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         hint = did_you_mean_file(path, "pass the path of a YAML file")
-        raise RecipeError(f"the recipe cannot be read: {why_unread(error)}", where=str(path), hint=hint) from error
+        raise RecipeError(f"the recipe cannot be read: {reason(error)}", where=str(path), hint=hint) from error
     try:
         loader = _Loader(text)
         root = loader.get_single_node()

@@ -27,7 +27,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from postgrad.errors import RecipeError, RunError
+from postgrad.errors import RecipeError, RunError, reason
 from postgrad.rollout.journal import FileJournal
 from postgrad.train.checkpoint import clean_temporary
 from postgrad.train.datasets import HELDOUT, PAIRS
@@ -76,7 +76,7 @@ class RunDirectory:
                 file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
         except OSError as error:
             hint = f"{remedy(error)}, then resume"
-            raise RunError(f"{name} cannot be written: {error}", where=str(self.path), hint=hint) from error
+            raise RunError(f"{name} cannot be written: {reason(error)}", where=str(self.path), hint=hint) from error
 
     def metrics(self) -> list[dict[str, Any]]:
         return read_jsonl(self.path / "metrics.jsonl")
@@ -115,7 +115,7 @@ class RunDirectory:
             text = gzip.decompress(file.read_bytes()).decode("utf-8")
             return [json.loads(line) for line in text.splitlines()]
         except (OSError, EOFError, zlib.error, ValueError) as error:
-            raise RunError(f"the rollouts of step {step} cannot be read: {error}", where=str(file), hint="run it again") from error
+            raise RunError(f"the rollouts of step {step} cannot be read: {reason(error)}", where=str(file), hint="run it again") from error
 
     def check_inputs(self, kind: str, hashes: Mapping[str, str]) -> None:
         """Record what the run's numbers depend on, or refuse to continue with something that has changed since it started.
@@ -195,7 +195,7 @@ def _open(recipe: Base | Pipeline, base: Path, *, source_text: str, overwrite: b
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RecipeError(
-            f"run_dir cannot be created: {error}", where=str(path), hint="set run_dir to a folder you may write to"
+            f"run_dir cannot be created: {reason(error)}", where=str(path), hint="set run_dir to a folder you may write to"
         ) from error
     with lock(path):
         run, new = RunDirectory(path), resolved(recipe, base)
@@ -315,7 +315,7 @@ def lock(path: Path) -> Iterator[None]:
         opened = (path / ".lock").open("a+", encoding="utf-8")
     except OSError as error:
         raise RecipeError(
-            f"run_dir cannot be written: {error.strerror}", where=str(path), hint="set run_dir to a folder you may write to"
+            f"run_dir cannot be written: {reason(error)}", where=str(path), hint="set run_dir to a folder you may write to"
         ) from error
     with opened as file:
         try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from postgrad.errors import DataError
+from postgrad.errors import DataError, reason
 from postgrad.rewards.doctor.assemble import About, Sample, Sampled, assemble, facts_of_text, finite_metrics
 from postgrad.rewards.doctor.lines import Record
 from postgrad.rewards.doctor.observed import Failure, Metrics, NonFinite, Observed, RewardInfo
@@ -142,7 +142,7 @@ def _parquet(path: Path) -> list[Row]:
     try:
         table = pyarrow.parquet.read_table(path)
     except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"cannot be read: {error}", where=str(path), hint="the file is damaged or no parquet") from error
+        raise DataError(f"cannot be read: {reason(error)}", where=str(path), hint="the file is damaged or no parquet") from error
     if missing := {"step", "prompt", "completion"} - set(table.column_names):
         raise DataError(f"has no column {sorted(missing)[0]}", where=str(path), hint="TRL writes it with log_completions=True")
     return [(f"{path.name}:{number}", record) for number, record in enumerate(table.to_pylist(), start=1)]

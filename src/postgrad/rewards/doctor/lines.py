@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from postgrad.errors import DataError
+from postgrad.errors import DataError, reason
 
 Record = dict[str, Any]
 
@@ -20,7 +20,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, Record]]:
         raw = gzip.decompress(path.read_bytes()) if path.name.endswith(".gz") else path.read_bytes()
         text = raw.decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise DataError(f"cannot be read: {error}", where=str(path), hint="the file is damaged or no text") from error
+        raise DataError(f"cannot be read: {reason(error)}", where=str(path), hint="the file is damaged or no text") from error
     ended = text.endswith("\n")
     lines = text.split("\n")
     if lines and not lines[-1]:
