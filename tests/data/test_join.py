@@ -150,6 +150,15 @@ def test_a_file_of_answers_that_is_not_there(files):
     with pytest.raises(DataError, match="no such file") as error:
         load_rows(files[0], join=Join(Path("nowhere.jsonl"), "id"))
     assert error.value.hint == "check data.join.file"
+    with pytest.raises(DataError, match="no such file") as error:
+        load_rows(files[0], join=Join(files[1].path.with_name("answer.jsonl"), "id"))
+    assert error.value.hint == f"did you mean {files[1].path}?"
+
+
+def test_a_column_that_is_not_the_key_is_refused_with_the_nearest(files):
+    with pytest.raises(DataError, match="the row has no 'idd'") as error:
+        load_rows(files[0], join=Join(files[1].path, "idd"))
+    assert error.value.hint == "did you mean id?"
 
 
 def test_a_question_without_the_column_and_a_contradiction_are_rejected(tmp_path):

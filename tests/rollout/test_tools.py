@@ -86,9 +86,12 @@ def test_a_missing_file_a_missing_name_and_a_bad_spec_are_named(tmp_path: Path) 
     write(tmp_path, GOOD)
     with pytest.raises(RecipeError, match="does not exist"):
         load_tools(["nowhere.py:add"], tmp_path)
+    with pytest.raises(RecipeError, match="does not exist") as caught:
+        load_tools(["tool.py:add"], tmp_path)
+    assert caught.value.hint == f"did you mean {tmp_path / 'tools.py'}?"
     with pytest.raises(RecipeError, match="has no `ad`") as caught:
         load_tools(["tools.py:ad"], tmp_path)
-    assert "add" in str(caught.value.hint)
+    assert caught.value.hint == "did you mean add?"
     with pytest.raises(RecipeError, match="names no tool"):
         load_tools(["tools.py"], tmp_path)
     with pytest.raises(RecipeError, match="not callable: it is int"):

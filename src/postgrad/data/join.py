@@ -10,6 +10,7 @@ from typing import Any
 
 from postgrad.data.files import Rejected, Row, read_chunks
 from postgrad.errors import DataError
+from postgrad.suggest import did_you_mean, did_you_mean_file
 
 Table = Mapping[str | int, Mapping[str, Any]]
 
@@ -46,7 +47,8 @@ class Join:
         try:
             changed = self.path.stat().st_mtime_ns
         except OSError as error:
-            raise DataError("no such file", where=str(self.path), hint="check data.join.file") from error
+            hint = did_you_mean_file(self.path, "check data.join.file")
+            raise DataError("no such file", where=str(self.path), hint=hint) from error
         return _table(self.path, self.by, changed)
 
 
@@ -59,7 +61,8 @@ def _table(path: Path, by: str, changed: int) -> Table:
                 raise DataError(item.reason, where=item.name, hint="mend the row: without it, a question has no answer")
             key = _key(item, by)
             if key is None:
-                raise DataError(f"the row has no {by!r}, a text or whole number", where=item.name, hint="check data.join.by")
+                hint = did_you_mean(by, item.fields, "check data.join.by")
+                raise DataError(f"the row has no {by!r}, a text or whole number", where=item.name, hint=hint)
             if key in table:
                 raise DataError(f"a second row has {by} = {key!r}", where=item.name, hint="keep one of them")
             table[key] = item.fields

@@ -13,6 +13,7 @@ from typing import Any
 
 from postgrad.errors import RecipeError
 from postgrad.rollout.results import exception_text
+from postgrad.suggest import did_you_mean, did_you_mean_file
 
 _OURS = str(Path(__file__).resolve().parents[1])
 
@@ -29,14 +30,15 @@ def load_attribute(spec: str, base: Path) -> Any:
         if not isinstance(error, AttributeError):
             raise _import_failure(spec, error) from error
         found = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        what = f"{target} has no `{name}`"
-        raise RecipeError(what, where=spec, hint=f"it has: {', '.join(found) or 'nothing callable'}") from None
+        hint = did_you_mean(name, found, f"it has: {', '.join(found) or 'nothing callable'}")
+        raise RecipeError(f"{target} has no `{name}`", where=spec, hint=hint) from None
 
 
 def _load_file(path: Path, spec: str) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
-        raise RecipeError(f"{path} does not exist", where=spec, hint="the path is relative to the recipe")
+        hint = did_you_mean_file(path, "the path is relative to the recipe")
+        raise RecipeError(f"{path} does not exist", where=spec, hint=hint)
     content = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     name = f"postgrad_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{content}"
     if name in sys.modules:

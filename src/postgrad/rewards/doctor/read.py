@@ -15,6 +15,7 @@ from postgrad.rewards.doctor.observed import Observed, outcome_bounds
 from postgrad.rewards.doctor.recompute import scheme_of
 from postgrad.rewards.doctor.run_files import is_run, observe_run
 from postgrad.rewards.ledger import weighted_total
+from postgrad.suggest import did_you_mean
 
 UNEXPLAINED = (
     "the advantages do not follow from these rewards and weights, so fixes that need them are not recomputed: other weights, a column that "
@@ -79,9 +80,8 @@ def declare(observed: Observed, *, outcome: Collection[str], weights: Mapping[st
         return observed
     names = [reward.name for reward in observed.rewards]
     if unknown := [name for name in (*outcome, *weights) if name not in names]:
-        raise RecipeError(
-            f"no reward {unknown[0]!r} in this run", where="--outcome, --weight", hint=f"it has: {', '.join(names) or 'none'}"
-        )
+        hint = did_you_mean(unknown[0], names, f"it has: {', '.join(names) or 'none'}")
+        raise RecipeError(f"no reward {unknown[0]!r} in this run", where="--outcome, --weight", hint=hint)
     rewards = tuple(
         dataclasses.replace(r, weight=weights.get(r.name, r.weight), role="outcome" if r.name in outcome else r.role or "shaping")
         for r in observed.rewards
