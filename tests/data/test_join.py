@@ -155,9 +155,9 @@ def test_a_file_of_answers_that_is_not_there(files):
     assert error.value.hint == f"did you mean {files[1].path}?"
 
 
-def test_a_column_that_is_not_the_key_is_refused_with_the_nearest(files):
+def test_a_column_that_no_answer_has_is_refused_with_the_nearest(files):
     with pytest.raises(DataError, match="the row has no 'idd'") as error:
-        load_rows(files[0], join=Join(files[1].path, "idd"))
+        Join(files[1].path, "idd").table()
     assert error.value.hint == "did you mean id?"
 
 
