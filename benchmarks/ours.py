@@ -29,7 +29,6 @@ from postgrad.models.attention import scalar_head
 from postgrad.models.engine import LocalEngine
 from postgrad.models.loading import LanguageModel, load
 from postgrad.models.lora import base_of
-from postgrad.models.sampler import LocalSampler
 from postgrad.models.scalar import is_scalar, load_scalar
 from postgrad.protocols import (
     Answer,
@@ -127,11 +126,6 @@ class ForcedSampler:
     def forget(self) -> None:
         self._sampler.forget()
 
-    def sync(self) -> None:
-        """Copy the weights anew where the sampler has a copy, as after every update."""
-        assert isinstance(self._sampler, LocalSampler)
-        self._sampler.sync()
-
     def _replaced(self, request: TurnRequest, sampled: Completion | None) -> Completion:
         text = self._forced(request, self.check)
         if text is None:
@@ -215,10 +209,8 @@ class Run:
         return self.method.step(number)
 
     def decode(self, number: int) -> dict[str, float]:
-        """The rollouts of a step alone."""
+        """The rollouts of a step alone, a copy of the weights included where the sampler makes one."""
         assert isinstance(self.method, GRPO)
-        assert self.sampler is not None
-        self.sampler.sync()
         first = (number - 1) * workloads.PROMPTS
         groups = self.method.parts.sampling.groups(number, range(first, first + workloads.PROMPTS))
         return {"tokens": float(sum(rollout.sampled_tokens for group in groups for rollout in group.rollouts))}

@@ -225,6 +225,14 @@ def test_forget_drops_everything() -> None:
     sampler = sampler_of()
     sampler.generate(group_of(words(0, 40), 3), PARAMS)
     assert flat(sampler).closed.nbytes() > 0
+    sampler.forget()
+    assert sampler._decoder is None
+
+
+def test_forget_drops_every_cache_of_a_model_that_the_sampler_owns() -> None:
+    sampler = sampler_of(dtype=torch.float32, owned=True)
+    sampler.generate(group_of(words(0, 40), 3), PARAMS)
+    assert flat(sampler).closed.nbytes() > 0
     held = list(flat(sampler).closed.values())  # somebody still holds the rows and their prefix
     sampler.forget()
     assert flat(sampler).closed.nbytes() == 0

@@ -8,8 +8,8 @@
    that order.
 2. Rollouts that start with the same context share one copy of its keys and values; the next turn of a rollout continues its cache.
 3. Finished rows leave the flat row at once; their place in the cache's blocks is reclaimed when half of it is unused.
-4. Weights that changed are noticed (`serving.fingerprint`, and after `forget` `serving.contents`): every cache is then dropped and a
-   copy of the weights made anew.
+4. Weights that changed are noticed (`serving.fingerprint`): every cache is then dropped and a copy of the weights made anew. `forget`
+   drops both in any case, so that a copy takes no memory while the model is trained.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from postgrad.models.capability import check_head, packed_refusal
 from postgrad.models.decode import CacheDecoder, Decoder, FlatDecoder, common_start
 from postgrad.models.noise import TurnNoise
 from postgrad.models.picking import check_params, pick
-from postgrad.models.serving import Serving, contents, fingerprint
+from postgrad.models.serving import Serving, fingerprint
 from postgrad.models.stopping import Decode, StopRule
 from postgrad.protocols import Answer, Completion, Finish, SampleKey, SamplingParams, TurnRequest
 
@@ -66,8 +66,9 @@ class LocalSampler:
 
     model:       a causal language model of transformers, or a peft wrapper around one. It is read, never changed.
     decode:      token ids -> text, for stop strings. They are searched in what it returns, special tokens as it renders them.
-    dtype:       None samples with the live weights as they are. Otherwise with a copy in that dtype, renewed after every update
-                 (bf16 on a CPU that has it: about twice as fast).
+    dtype:       None samples with the live weights as they are. Otherwise with a copy in that dtype, made when it is needed
+                 (`serving.serving_dtype` knows which pays).
+    owned:       nobody else uses the model: with a dtype it is laid out in place, not copied, and can then be neither trained nor saved.
     max_batch:   rows decoded at once. More requests than that take the places of rows that finish.
     cache_bytes: keys and values kept for later turns; beyond it the rollouts used least recently are computed again. Rows being
                  decoded are not counted: they take max_batch times the longest rollout at most.
@@ -82,6 +83,7 @@ class LocalSampler:
         *,
         decode: Decode,
         dtype: torch.dtype | None = None,
+        owned: bool = False,
         max_batch: int = 128,
         cache_bytes: int = 4 * 2**30,
         progress: Progress | None = None,
@@ -91,6 +93,7 @@ class LocalSampler:
         self._model = model
         self._decode = decode
         self._dtype = dtype
+        self._in_place = owned and dtype is not None
         self._max_batch = max_batch
         self._cache_bytes = cache_bytes
         self.progress = progress
@@ -102,40 +105,33 @@ class LocalSampler:
         """Why the flat decoder cannot be used for this model (None = it can); rows are then decoded one at a time."""
         self._decoder: Decoder[Any] | None = None
         self._weights: tuple[object, ...] = ()
-        self._contents: tuple[int, ...] = ()
-        self._compared = True
 
     # Weights
 
     def forget(self) -> None:
-        """Drop every cache. A copy of the weights is compared with the live ones at the next call, number by number."""
-        if self._decoder is not None:
+        """Drop every cache, and the copy of the weights."""
+        if self._in_place and self._decoder is not None:
             self._decoder.forget()
-        self._compared = self._dtype is None
-
-    def sync(self) -> None:
-        """Drop every cache and copy the weights anew, now."""
-        self._decoder = None
-        self._current()
+        else:
+            self._decoder = None
 
     def _current(self) -> Decoder[Any]:
         """The decoder for the weights as they are now."""
+        if self._decoder is not None and self._in_place:
+            return self._decoder
         weights = fingerprint(self._model)
-        if self._decoder is None or weights != self._weights or not self._still_the_same():
+        if self._decoder is None or weights != self._weights:
             self._decoder = None  # frees the old copy before the new one is made
             self._decoder = self._make_decoder()
             self._weights = weights
-            self._contents = () if self._dtype is None else contents(self._model)
-        self._compared = True
         return self._decoder
-
-    def _still_the_same(self) -> bool:
-        """After `forget`: whether the copy's weights are still the live ones, also where nothing counted the writes."""
-        return self._compared or contents(self._model) == self._contents
 
     def _make_decoder(self) -> Decoder[Any]:
         flat = self.refusal is None
-        serving = Serving.live(self._model) if self._dtype is None else Serving.copied(self._model, self._dtype, own_head=not flat)
+        if self._dtype is None:
+            serving = Serving.live(self._model)
+        else:
+            serving = Serving.laid_out(self._model, self._dtype, own_head=not flat, in_place=self._in_place)
         return FlatDecoder(serving, cache_bytes=self._cache_bytes) if flat else CacheDecoder(serving)
 
     # Sampling

@@ -9,7 +9,7 @@ import ast
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +39,7 @@ from postgrad.models.roles import add_critic
 from postgrad.models.sampler import LocalSampler
 from postgrad.models.saving import save
 from postgrad.models.scalar import load_scalar
+from postgrad.models.serving import serving_dtype
 from postgrad.protocols import SamplingParams
 from postgrad.rewards.combine import STEP
 from postgrad.rewards.load import LoadedReward, check_columns, load_rewards
@@ -66,10 +67,11 @@ from postgrad.types import Prompt, TrainRow
 
 @dataclass(frozen=True)
 class Policy:
-    """A model and how conversations become its tokens."""
+    """A model and how conversations become its tokens. frozen: nothing is trained, so its sampler may take the model over."""
 
     model: LanguageModel
     chat: ChatFormat
+    frozen: bool = False
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -81,8 +83,10 @@ class Policy:
         save(self.model, folder, facts=facts, chat_template=self.chat.template_source)
 
     def sampler(self, *, max_batch: int = 256, progress: Callable[[int, int], None] | None = None) -> LocalSampler:
-        """A sampler over the live weights, computing in the precision that the trainer computes in."""
-        return LocalSampler(self.model.model, decode=self.chat.decode, dtype=self.model.autocast, max_batch=max_batch, progress=progress)
+        """A sampler in the precision that the trainer computes in. Of a frozen policy there is one: afterwards the model is its own."""
+        model = self.model.model
+        dtype = serving_dtype(model.device, self.model.autocast)
+        return LocalSampler(model, decode=self.chat.decode, dtype=dtype, owned=self.frozen, max_batch=max_batch, progress=progress)
 
 
 def load_policy(recipe: Training) -> Policy:
@@ -91,7 +95,7 @@ def load_policy(recipe: Training) -> Policy:
 
 def load_frozen_policy(model: str, recipe: Base | None = None) -> Policy:
     """For generating and evaluating: nothing is trained. Precision and chat format are the recipe's, if there is one."""
-    return _policy(load(model, dtype=recipe.dtype if recipe else "auto", trainable=False), recipe)
+    return replace(_policy(load(model, dtype=recipe.dtype if recipe else "auto", trainable=False), recipe), frozen=True)
 
 
 def load_scalar_policy(recipe: Training) -> Policy:
