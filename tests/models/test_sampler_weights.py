@@ -231,7 +231,7 @@ def test_a_packed_linear_layer_is_the_linear_layer(dtype: torch.dtype, bias: boo
     if not can_pack(torch.device("cpu"), dtype):
         pytest.skip(f"oneDNN takes no linear layers in {dtype} here")
     layer = nn.Linear(48, 100, bias=bias, dtype=dtype)
-    packed = PackedLinear(layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
+    packed = PackedLinear(layer.weight, layer.bias, dtype)
     x = torch.randn(1, 37, 48, generator=torch.Generator().manual_seed(0)).to(dtype)
     with torch.no_grad():
         torch.testing.assert_close(packed(x), layer(x))
@@ -250,7 +250,7 @@ def test_a_row_is_computed_alike_however_few_there_are(alike: bool, monkeypatch:
     monkeypatch.setattr(PackedLinear, "_product", odd)
     monkeypatch.setattr("postgrad.models.serving._ALIKE", {})
     layer = nn.Linear(576, 200)
-    packed = PackedLinear(layer.weight.detach(), layer.bias.detach())
+    packed = PackedLinear(layer.weight, layer.bias, torch.float32)
     x = torch.randn(1, 40, 576, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         whole = packed(x)

@@ -52,11 +52,11 @@ class PackedLinear(nn.Module):
     Each row is computed alike however many there are: where this machine's product of so few rows ends in other last bits, they are padded.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _FULL_TILE)
-        self._bias = bias
-        self._kind = (*weight.shape, weight.dtype)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(dtype).contiguous(), _FULL_TILE)
+        self._bias = None if bias is None else bias.detach().to(dtype)
+        self._kind = (*weight.shape, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, -2)
@@ -87,11 +87,11 @@ def _tile(rows: Tensor) -> Tensor:
 class FusedLinears(nn.Module):
     """Linear layers that read the same input, as one: a decode step is bound by the number of products and by reading weights."""
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], dtype: torch.dtype) -> None:
         super().__init__()
         first: Tensor | None = getattr(layers[0], "bias", None)
         joined = None if first is None else torch.cat([layer.bias.detach() for layer in layers])
-        self._product = PackedLinear(torch.cat([layer.weight.detach() for layer in layers]), joined)
+        self._product = PackedLinear(torch.cat([layer.weight.detach() for layer in layers]), joined, dtype)
         self._widths = [layer.out_features for layer in layers]
         self._input: Tensor | None = None
         self._outputs: list[Tensor] = []
@@ -158,11 +158,12 @@ class Serving:
         in_place: the model itself and no copy; afterwards it can be neither trained nor saved.
         """
         inner = pretrained(model)
-        made = _convert(fold_adapters(inner, inner), dtype) if in_place else fold_adapters(inner, _clone(inner, dtype))
+        made = fold_adapters(inner, inner if in_place else _twin(inner))
         head = None if own_head else output_head(made)  # before its layer is packed and no `nn.Linear` any more
         packs = can_pack(made.device, dtype)
         if packs:
-            _pack_linears(made)
+            _pack_linears(made, dtype)
+        _convert(made, dtype)
         if head is None:
             return cls(made, None)
         layer = cast(Any, made).get_output_embeddings()
@@ -197,30 +198,29 @@ class Serving:
         return logits_of(raw[: len(hidden)], scale, softcap)
 
 
-def _clone(inner: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """A frozen copy with its weights in `dtype`. Weights are converted while copying, so the copy never exists in the old dtype.
+def _twin(inner: PreTrainedModel) -> PreTrainedModel:
+    """Other modules over the same weights: what is laid out anew or converted takes the place of its share, the rest needs no memory."""
+    shared: dict[int, Any] = {id(weight): weight for weight in inner.parameters()}
+    return copy.deepcopy(inner, shared)
+
+
+def _convert(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Give the modules frozen weights in `dtype`, one after the other; a weight that has it already stays where it is.
 
     Buffers that are no weights (rotary frequencies) keep their precision.
     """
-    converted: dict[int, Any] = {}
-    for weight in inner.parameters():
-        target = dtype if weight.is_floating_point() else weight.dtype
-        converted[id(weight)] = nn.Parameter(weight.detach().to(target, copy=True), requires_grad=False)
-    saved = inner.state_dict().keys()
-    for name, buffer in inner.named_buffers():
+    saved = model.state_dict().keys()
+    for name, buffer in list(model.named_buffers()):
         if name in saved and buffer.is_floating_point():
-            converted[id(buffer)] = buffer.detach().to(dtype, copy=True)
-    return cast(PreTrainedModel, cast(Any, copy.deepcopy(inner, converted)).eval())
-
-
-def _convert(inner: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """The same in place, one weight after the other."""
-    saved = inner.state_dict().keys()
-    tensors = [*inner.parameters(), *(buffer for name, buffer in inner.named_buffers() if name in saved)]
-    for tensor in tensors:
-        if tensor.is_floating_point():
-            tensor.data = tensor.data.to(dtype)
-    return cast(PreTrainedModel, cast(Any, inner).requires_grad_(False).eval())
+            buffer.data = buffer.data.to(dtype)
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if id(weight) not in made:
+                value = weight.detach()
+                made[id(weight)] = nn.Parameter(value.to(dtype) if value.is_floating_point() else value, requires_grad=False)
+            setattr(module, name, made[id(weight)])
+    model.train(False)
 
 
 def _is_adapted(module: nn.Module) -> bool:
@@ -228,30 +228,29 @@ def _is_adapted(module: nn.Module) -> bool:
 
 
 def fold_adapters(live: PreTrainedModel, clone: PreTrainedModel) -> PreTrainedModel:
-    """Replace each adapted layer of the clone by a plain one that computes what the live layer computes now.
+    """Replace each adapted layer of the clone (or of the live model itself) by a plain one that computes what the live layer computes now.
 
-    peft's own merge does the sum, on a throw-away fp32 copy of one layer at a time, so every kind of adapter is covered and
-    W + B A s is rounded once.
+    peft's own merge does the sum, on a throw-away fp32 copy of one layer at a time, so every kind of adapter is covered.
     """
     for name, module in list(live.named_modules()):
         if hasattr(module, "modules_to_save") and hasattr(module, "original_module"):
             clone.set_submodule(name, cast(nn.Module, saved_in_use(clone.get_submodule(name))))
         elif _is_adapted(module):
-            clone.set_submodule(name, _folded(module, clone.dtype))
+            clone.set_submodule(name, _folded(module))
     vars(clone).pop("peft_config", None)  # what marks a model as adapted
     return clone
 
 
-def _folded(live: Any, dtype: torch.dtype) -> nn.Module:
+def _folded(live: Any) -> nn.Module:
     twin: Any = copy.deepcopy(live).float()
     if twin.disable_adapters and twin.merged:
         twin.unmerge()
     elif not twin.disable_adapters and set(twin.active_adapters) - set(twin.merged_adapters):
         twin.merge()
-    return cast(nn.Module, twin.get_base_layer()).to(dtype).requires_grad_(False)
+    return cast(nn.Module, twin.get_base_layer()).requires_grad_(False)
 
 
-def _pack_linears(model: PreTrainedModel) -> None:
+def _pack_linears(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Swap every plain linear layer for a packed one, siblings that read the same input for one together.
 
     Exact type: a subclass may compute something else.
@@ -263,13 +262,12 @@ def _pack_linears(model: PreTrainedModel) -> None:
                 all(type(layer) is nn.Linear for layer in layers)
                 and len({layer.bias is None for layer in cast("list[nn.Linear]", layers)}) == 1
             ):
-                fused = FusedLinears(cast("list[nn.Linear]", layers))
+                fused = FusedLinears(cast("list[nn.Linear]", layers), dtype)
                 for index, name in enumerate(names):
                     setattr(parent, name, FusedPart(fused, index))
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear:
-            bias: Tensor | None = getattr(module, "bias", None)
-            model.set_submodule(name, PackedLinear(module.weight.detach(), None if bias is None else bias.detach()))
+            model.set_submodule(name, PackedLinear(module.weight, module.bias, dtype))
 
 
 def fingerprint(model: nn.Module) -> tuple[object, ...]:
