@@ -12,6 +12,7 @@ from postgrad.errors import RecipeError, about, reason
     ("error", "text"),
     [
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/a/file"), "no space left on device"),
+        (OSError(errno.ENOENT, "Failed to open '/A/File'. Detail: [errno 2]"), "no such file or directory"),
         (OSError("the library says so"), "the library says so"),
         (ValueError("\n first\nsecond"), "first"),
         (ValueError(), "ValueError()"),

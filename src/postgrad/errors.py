@@ -14,6 +14,7 @@ Anything else that escapes is a bug in postgrad and keeps its traceback.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -45,8 +46,8 @@ class PostgradError(Exception):
 
 def reason(error: Exception) -> str:
     """What an error of a library or the system says, in one line, without the number and the path that Python adds to it."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
+    if isinstance(error, OSError) and error.errno:  # not its `strerror`: libraries put whole sentences there
+        return os.strerror(error.errno).lower()
     return next(iter(str(error).strip().splitlines()), repr(error))
 
 

@@ -116,7 +116,7 @@ def test_a_new_agent_project_can_be_built(tmp_path):
     ("arguments", "code", "message"),
     [
         (["rewards.py:polite"], 2, "no data"),
-        (["rewards.py:missing", "--data", "rows.jsonl"], 2, "the file has no function missing"),
+        (["rewards.py:missing", "--data", "rows.jsonl"], 2, "error: command line: rewards.py:missing: the file has no function missing"),
         (["other.py", "--data", "rows.jsonl"], 2, "cannot read the reward file"),
         (["exact_mach", "--data", "rows.jsonl"], 2, "did you mean exact_match?"),
         (["rewards.py:polite", "--data", "none.jsonl"], 3, "no such file"),
@@ -127,7 +127,7 @@ def test_a_new_agent_project_can_be_built(tmp_path):
         (["empty.py", "--data", "rows.jsonl"], 2, "defines no reward"),
         (["broken.py", "--data", "rows.jsonl"], 2, "broken.py:1"),
         (["sft.yaml"], 2, "the recipe has no rewards"),
-        (["grpo.yaml"], 2, "grpo.yaml:8: rewards[1]: rewards.py:polit: the file has no function polit"),
+        (["grpo.yaml"], 2, "grpo.yaml:8: rewards[1].use: rewards.py:polit: the file has no function polit"),
         (["grpo.yaml"], 2, "hint: did you mean polite?"),
     ],
 )

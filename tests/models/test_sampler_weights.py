@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,6 +144,38 @@ def test_a_sampler_that_owns_the_model_samples_the_same_without_a_copy(architect
         plain = [module for module in model.modules() if type(module) is nn.Linear]
         assert {weight.dtype for weight in model.parameters()} == {dtype}
         assert bool(plain) != can_pack(torch.device("cpu"), dtype)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options"), [("llama", {"hidden_size": 256, "intermediate_size": 768}), ("gpt2", {"n_embd": 256})]
+)
+def test_a_wide_layer_that_is_packed_or_not_gives_a_row_the_same_bits_alone(
+    architecture: Architecture, options: dict[str, int], request: pytest.FixtureRequest
+) -> None:
+    """GPT-2's layers are no `nn.Linear`: their products are MKL's, which need a full tile."""
+    threads = torch.get_num_threads()
+    request.addfinalizer(lambda: torch.set_num_threads(threads))
+    torch.set_num_threads(1)  # with several attention itself rounds by the number of rows
+    model = tiny_model(architecture, scale=0.05, **options)
+    requests = [TurnRequest(SampleKey(0, 0, 0, sample), 0, tuple(range(5, 20)), 24) for sample in range(16)]
+    together = sampler_of(model, torch.float32).generate(requests, SamplingParams())
+    for rows in (1, 2, 3, 8):
+        assert sampler_of(model, torch.float32).generate(requests[:rows], SamplingParams()) == together[:rows]
+
+
+def test_a_model_that_was_laid_out_is_neither_saved_nor_sampled_from_again(tmp_path: Path) -> None:
+    from postgrad.models.loading import from_memory
+    from postgrad.models.saving import save
+    from postgrad.testing.tiny import tiny_tokenizer
+
+    language_model = from_memory(tiny_model(vocab_size=268), tiny_tokenizer(), dtype="float32")
+    sampler = LocalSampler(language_model.model, decode=str, dtype=torch.float32, owned=True)
+    sampler.generate(REQUESTS, SamplingParams())
+    with pytest.raises(ValueError, match="neither saved nor given to another sampler"):
+        save(language_model, tmp_path / "model")
+    with pytest.raises(ValueError, match="neither saved nor given to another sampler"):
+        LocalSampler(language_model.model, decode=str)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])

@@ -120,6 +120,31 @@ def test_recipe_mistakes_are_named(folder, spec, what, hint):
         load(folder, spec)
     if hint:
         assert hint in caught.value.hint
+    assert caught.value.key.startswith("rewards[0]")
+
+
+@pytest.mark.parametrize(
+    ("spec", "key"),
+    [
+        ({"use": "zzz"}, "rewards[1].use"),
+        ({"use": "rewards.py:zzz"}, "rewards[1].use"),
+        ({"use": "other.py:correct"}, "rewards[1].use"),
+        ({"use": "tool_use", "weight": True}, "rewards[1].weight"),
+        ({"use": "tool_use", "role": "main"}, "rewards[1].role"),
+        ({"use": "tool_use", "on_error": "zero"}, "rewards[1].on_error"),
+        ({"use": "tool_use", "deadline_s": 0}, "rewards[1].deadline_s"),
+        ({"use": "tool_use", "wieght": 1.0}, "rewards[1]"),
+        ({"use": "rewards.py:correct"}, "rewards"),  # named twice
+    ],
+)
+def test_a_mistake_is_told_with_its_key(folder, spec, key):
+    with pytest.raises(RecipeError) as caught:
+        load_rewards([{"use": "rewards.py:correct"}, spec], folder)
+    assert caught.value.key == key
+    if key != "rewards":
+        with pytest.raises(RecipeError) as caught:
+            load_rewards({0: {"use": "rewards.py:correct"}, 3: spec}, folder)  # reward models stand between them
+        assert caught.value.key == key.replace("[1]", "[3]")
 
 
 def test_import_error_names_the_last_frame(tmp_path):

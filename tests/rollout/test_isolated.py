@@ -328,7 +328,7 @@ def test_a_function_that_cannot_be_loaded_is_a_recipe_error(folder: Path, use: s
     (folder / "forks.py").write_text("import os\nos.fork()\n")
     with pytest.raises(RecipeError, match=message) as caught:
         load_tools([{"use": use, "isolate": isolate}], folder)
-    place = ("tools[0].isolate.env", None) if "env" in isolate else ("tools[0]", use)
+    place = ("tools[0].isolate.env", None) if "env" in isolate else ("tools[0].use", use)
     assert (caught.value.key, caught.value.where) == place
 
 

@@ -88,6 +88,32 @@ def test_an_entry_that_means_nothing_is_a_recipe_error(folder: Path, item: Any) 
     assert str(caught.value.key).startswith("tools[0]")
 
 
+@pytest.mark.parametrize(
+    ("item", "key", "where"),
+    [
+        ("pyton", "use", None),
+        ("tools.py:nothing", "use", "tools.py:nothing"),
+        ("nowhere.py:f", "use", "nowhere.py:f"),
+        ({"use": "tools.py:nothing", "isolate": "process"}, "use", "tools.py:nothing"),
+        ({"use": "tools.py:look", "isolate": {"env": ["NOT_SET_AT_ALL"]}}, "isolate.env", None),
+        ({"use": "python", "isolate": "process"}, "isolate", None),
+        ({"use": "tools.py:write", "retry": 2}, "retry", None),
+        ({"openapi": {"document": "nowhere.json"}}, "openapi", "nowhere.json"),
+        ({"openapi": {"document": "api.json", "include": ["look"]}}, "openapi.include", None),
+        ({"openapi": {"document": "api.json", "exclude": ["look"]}}, "openapi.exclude", None),
+        ({"openapi": {"document": "api.json", "headers_from_env": {"X": "NOT_SET_AT_ALL"}}}, "openapi.headers_from_env", None),
+        ({"openapi": {"document": "api.json"}}, "openapi.base_url", None),
+        ({"mcp": {"url": "http://127.0.0.1:1", "headers_from_env": {"X": "NOT_SET_AT_ALL"}}}, "mcp.headers_from_env", None),
+        ({"mcp": {"command": ["/nowhere/server"]}}, "mcp", None),
+    ],
+)
+def test_a_fault_of_an_entry_is_told_with_its_key_and_the_file(folder: Path, item: Any, key: str, where: str | None) -> None:
+    (folder / "api.json").write_text('{"openapi": "3.1.0", "paths": {"/x": {"get": {"operationId": "get_x"}}}}')
+    with pytest.raises(RecipeError) as caught:
+        load_tools(["tools.py:look", item], folder)
+    assert (caught.value.key, caught.value.where) == (f"tools[1].{key}", where)
+
+
 # ---- options
 
 

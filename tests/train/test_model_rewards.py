@@ -13,7 +13,7 @@ from postgrad.errors import ModelError, RecipeError
 from postgrad.models.saving import save
 from postgrad.models.scalar import load_scalar
 from postgrad.rewards.score import Scorer
-from postgrad.train.model_rewards import Judges, load_model_reward, load_scorer, names_model
+from postgrad.train.model_rewards import Judges, check_model_reward, load_model_reward, load_scorer, names_model
 from postgrad.train.recipe import Reward
 from postgrad.train.recipe_file import load_recipe
 from postgrad.train.run import run
@@ -64,7 +64,7 @@ def test_a_language_model_is_no_reward_model(tiny_folder, model_folder):
 @pytest.mark.parametrize("key", [{"args": {"a": 1}}, {"deadline_s": 1.0}, {"on_error": "stop"}, {"on_nonfinite": "abstain"}])
 def test_keys_of_functions_are_refused_for_a_model(model_folder, key):
     with pytest.raises(RecipeError, match="acts on reward functions"):
-        load_model_reward(Reward(use="x", **key), model_folder, dtype="float32")
+        check_model_reward(Reward(use="x", **key))
 
 
 RECIPE = """\

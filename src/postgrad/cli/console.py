@@ -37,6 +37,16 @@ def print_error(error: PostgradError) -> None:
         stderr.print(f"hint: {error.hint}", markup=False)
 
 
+@contextmanager
+def from_option(name: str) -> Iterator[None]:
+    """What the block finds wrong was said on the command line: the option takes the place of the recipe's key."""
+    try:
+        yield
+    except PostgradError as error:
+        error.key = name
+        raise
+
+
 def number(value: float) -> str:
     """Four significant digits, integers as they are."""
     if float(value).is_integer() and abs(value) < 1e7:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from postgrad.cli.console import stderr, stdout
+from postgrad.cli.console import from_option, stderr, stdout
 from postgrad.errors import RecipeError
 from postgrad.protocols import Sampler, SamplingParams
 from postgrad.rollout import RolloutConfig, collect
@@ -36,7 +36,8 @@ class Writer:
 
 
 def load_writer(model: str, *, tools: Sequence[str], params: SamplingParams, max_tokens: int) -> Writer:
-    toolbox = load_tools(tools, Path.cwd())
+    with from_option("--tools"):
+        toolbox = load_tools(tools, Path.cwd())
     policy = load_frozen_policy(model)
     return Writer(policy, policy.sampler(), toolbox, replace(params, stop_ids=policy.chat.stop_ids), max_tokens)
 

@@ -150,12 +150,14 @@ def _load(targets: list[str], args: dict[str, Any]) -> _Target:
         if args:
             raise RecipeError("a recipe has the args of its rewards", where="--arg", hint="leave --arg out")
         return _load_recipe(Path(targets[0]))
+    from postgrad.cli.console import from_option
     from postgrad.rewards.load import load_rewards
 
     specs: list[dict[str, Any]] = [{"use": use} for target in targets for use in _names(target)]
     if args:
         specs = [{**spec, "args": _taken(spec["use"], args)} for spec in specs]
-    return _Target(load_rewards(specs, Path.cwd()))
+    with from_option("command line"):
+        return _Target(load_rewards(specs, Path.cwd()))
 
 
 def _names(target: str) -> list[str]:

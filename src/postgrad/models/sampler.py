@@ -30,7 +30,7 @@ from postgrad.models.capability import check_head, packed_refusal
 from postgrad.models.decode import CacheDecoder, Decoder, FlatDecoder, common_start
 from postgrad.models.noise import TurnNoise
 from postgrad.models.picking import check_params, pick
-from postgrad.models.serving import Serving, fingerprint
+from postgrad.models.serving import Serving, fingerprint, refuse_laid_out
 from postgrad.models.stopping import Decode, StopRule
 from postgrad.protocols import Answer, Completion, Finish, SampleKey, SamplingParams, TurnRequest
 
@@ -64,7 +64,7 @@ class _Turn:
 class LocalSampler:
     """Samples from a transformers model in this process. Implements `protocols.Sampler`.
 
-    model:       a causal language model of transformers, or a peft wrapper around one. It is read, never changed.
+    model:       a causal language model of transformers, or a peft wrapper around one. It is read, never changed (but see `owned`).
     decode:      token ids -> text, for stop strings. They are searched in what it returns, special tokens as it renders them.
     dtype:       None samples with the live weights as they are. Otherwise with a copy in that dtype, made when it is needed
                  (`serving.serving_dtype` knows which pays).
@@ -90,6 +90,7 @@ class LocalSampler:
     ) -> None:
         if max_batch < 1:
             raise ValueError(f"max_batch is {max_batch}, must be at least 1")
+        refuse_laid_out(model)
         self._model = model
         self._decode = decode
         self._dtype = dtype

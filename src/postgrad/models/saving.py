@@ -28,6 +28,7 @@ from postgrad.models.loading import LanguageModel
 from postgrad.models.lora import base_of, is_peft, merged_weights, save_adapter
 from postgrad.models.quiet import quiet
 from postgrad.models.scalar import is_scalar, set_padding
+from postgrad.models.serving import refuse_laid_out
 from postgrad.models.weights import read_json
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def save(
     dtype: of the stored weights, default fp32 as trained. facts: lines for the model card, e.g. {"Method": "GRPO, 60 steps"}.
     Raises `ModelError` when the folder holds something else or cannot be written; an earlier model there then stays as it was.
     """
+    refuse_laid_out(lm.model)
     target = Path(folder)
     _refuse_foreign(target)
     try:

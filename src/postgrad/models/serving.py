@@ -46,6 +46,9 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return product.t().contiguous().view(*x.shape[:-1], -1)
 
 
+_LAID_OUT = "_laid_out_by_postgrad"
+
+
 class PackedLinear(nn.Module):
     """A linear layer whose weight is kept in oneDNN's blocked layout: same result as `nn.Linear`, faster for few rows.
 
@@ -160,14 +163,14 @@ class Serving:
         inner = pretrained(model)
         made = fold_adapters(inner, inner if in_place else _twin(inner))
         head = None if own_head else output_head(made)  # before its layer is packed and no `nn.Linear` any more
-        packs = can_pack(made.device, dtype)
-        if packs:
+        if can_pack(made.device, dtype):
             _pack_linears(made, dtype)
         _convert(made, dtype)
+        vars(made)[_LAID_OUT] = True
         if head is None:
             return cls(made, None)
         layer = cast(Any, made).get_output_embeddings()
-        return cls(made, layer, scale=head.scale, softcap=head.softcap, least=1 if packs else _FULL_TILE)
+        return cls(made, layer, scale=head.scale, softcap=head.softcap, least=_FULL_TILE if _has_plain_products(made) else 1)
 
     @contextmanager
     def ready(self, layout: Layout | None) -> Iterator[None]:
@@ -255,7 +258,8 @@ def _pack_linears(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
     Exact type: a subclass may compute something else.
     """
-    for parent in list(model.modules()):
+    # Layers are not held here, so that each is freed as soon as its packed form stands in its place.
+    for parent in [module for module in model.modules() if type(module) is not nn.Linear]:
         for names in _SIBLINGS:
             layers = [getattr(parent, name, None) for name in names]
             if (
@@ -265,9 +269,22 @@ def _pack_linears(model: PreTrainedModel, dtype: torch.dtype) -> None:
                 fused = FusedLinears(cast("list[nn.Linear]", layers), dtype)
                 for index, name in enumerate(names):
                     setattr(parent, name, FusedPart(fused, index))
-    for name, module in list(model.named_modules()):
-        if type(module) is nn.Linear:
-            model.set_submodule(name, PackedLinear(module.weight, module.bias, dtype))
+            del layers
+    for name in [name for name, module in model.named_modules() if type(module) is nn.Linear]:
+        layer = cast(nn.Linear, model.get_submodule(name))
+        model.set_submodule(name, PackedLinear(layer.weight, layer.bias, dtype))
+
+
+def _has_plain_products(model: PreTrainedModel) -> bool:
+    """Whether a layer that was not packed multiplies by a matrix (GPT-2's `Conv1D`, experts)."""
+    left = [module for module in model.modules() if not isinstance(module, nn.Embedding)]
+    return any(weight.ndim > 1 for module in left for weight in module.parameters(recurse=False))
+
+
+def refuse_laid_out(model: nn.Module) -> None:
+    """Raises `ValueError` for a model that a sampler has laid out in place: its weights are no longer what they were."""
+    if _LAID_OUT in vars(pretrained(model)):
+        raise ValueError("a sampler that owns this model has laid it out: it can be neither saved nor given to another sampler")
 
 
 def fingerprint(model: nn.Module) -> tuple[object, ...]:

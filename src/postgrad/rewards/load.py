@@ -162,7 +162,7 @@ def _source(spec: RewardSpec, base: Path) -> FunctionSource:
 def _loaded(spec: RewardSpec, source: FunctionSource, answer: Mapping[str, Any]) -> LoadedReward:
     place = f"{source.path}:{source.function}" if source.path else source.function
     if problem := answer.get("problem"):
-        raise RecipeError(f"{spec.use}: {problem['message']}", where=problem["where"], hint=problem.get("hint"))
+        raise RecipeError(f"{spec.use}: {problem['message']}", where=problem["where"], key="use", hint=problem.get("hint"))
     facts: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in answer["form"].items()}
     declared = answer["declared"] or {}
     # A function that declares nothing is most likely the task itself.

@@ -110,11 +110,11 @@ class IsolatedTool:
             reply: dict[str, Any] = worker.ask(self._request, LOAD_DEADLINE_S)
         except WorkerDied as died:
             hint = "importing the file must end by itself, and may start no process unless isolate.processes is true"
-            raise RecipeError(f"cannot be imported: {died}", where=self._spec, hint=hint) from died
+            raise RecipeError(f"cannot be imported: {died}", where=self._spec, key="use", hint=hint) from died
         if "problem" in reply:
             what, where, hint = reply["problem"]
             worker.kill()
-            raise RecipeError(what, where=where, hint=hint)
+            raise RecipeError(what, where=where, key="use", hint=hint)
         return reply
 
 

@@ -74,7 +74,8 @@ def _made(item: ToolItem, base: Path) -> Made:
         hint = did_you_mean(item.use, SHIPPED, f"shipped tools: {', '.join(SHIPPED)}; your own: tools.py:function")
         raise RecipeError(f"there is no shipped tool {item.use!r}", key="use", hint=hint)
     if item.isolate is None:
-        return from_name(item.use, base)
+        with about("use"):
+            return from_name(item.use, base)
     workers = item.concurrency or ISOLATED_WORKERS
     isolated = IsolatedTool(item.use, base, _confinement(item.isolate), workers=workers)
     return Made((replace(isolated.tool(), gate=threading.Semaphore(workers)),), close=isolated.close)

@@ -180,9 +180,7 @@ def _stopped(step: int, error: RunError | NonFiniteError, run: RunDirectory) -> 
     good = checkpoint.newest(run.checkpoints).folder
     safe = f"the last good checkpoint is {good.name if good else 'none'}"
     if isinstance(error, RunError):
-        return RunError(
-            f"step {step}: {error.what}", where=error.where, key=error.key, hint=f"{error.hint}; {safe}" if error.hint else safe
-        )
+        return RunError(f"step {step}: {error.what}", where=error.where, hint=f"{error.hint}; {safe}" if error.hint else safe)
     return RunError(f"step {step}: {error}", hint=safe)
 
 

@@ -130,14 +130,15 @@ def names_model(reward: Reward, base: Path) -> Path | None:
     return None
 
 
-def load_model_reward(reward: Reward, folder: Path, *, dtype: str, policy: LanguageModel | None = None) -> ModelReward:
-    """Where it was trained with an adapter on the `policy`'s base, it lives there too and needs no model of its own.
-
-    Raises `RecipeError` for keys that act only on functions.
-    """
+def check_model_reward(reward: Reward) -> None:
+    """Raises `RecipeError` for keys that act only on functions."""
     for key, unset in (("args", {}), ("deadline_s", None), ("on_error", "abstain"), ("on_nonfinite", "stop")):
         if getattr(reward, key) != unset:
             raise RecipeError(f"it acts on reward functions, and {reward.use} is a reward model", key=key, hint="leave it out")
+
+
+def load_model_reward(reward: Reward, folder: Path, *, dtype: str, policy: LanguageModel | None = None) -> ModelReward:
+    """Where it was trained with an adapter on the `policy`'s base, it lives there too and needs no model of its own."""
     name = reward.name or "reward_model"
     scorer = _on_base(policy, folder, name) if policy is not None else None
     return ModelReward(name, reward.weight, reward.role or "outcome", scorer or load_scorer(str(folder), dtype=dtype))

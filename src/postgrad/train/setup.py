@@ -46,7 +46,7 @@ from postgrad.rewards.load import LoadedReward, check_columns, load_rewards
 from postgrad.rollout import RolloutConfig
 from postgrad.rollout.tools import Toolbox, load_tools
 from postgrad.train.datasets import Dataset, data_files, dataset, open_file, open_rows
-from postgrad.train.model_rewards import ModelReward, load_model_reward, names_model
+from postgrad.train.model_rewards import ModelReward, check_model_reward, load_model_reward, names_model
 from postgrad.train.recipe import (
     Base,
     DPORecipe,
@@ -250,16 +250,11 @@ class NamedRewards:
     """What `rewards:` names: functions, which are loaded, and folders of reward models, which `models` loads."""
 
     functions: list[LoadedReward]
-    folders: Mapping[int, tuple[Reward, Path]]
-    """By their number in the list."""
+    folders: list[tuple[Reward, Path]]
 
     def models(self, dtype: str, policy: LanguageModel | None = None) -> list[ModelReward]:
         """With a policy that has an adapter, those that were trained on its base share it."""
-        loaded = []
-        for index, (reward, folder) in self.folders.items():
-            with about(f"rewards[{index}]"):
-                loaded.append(load_model_reward(reward, folder, dtype=dtype, policy=policy))
-        return loaded
+        return [load_model_reward(reward, folder, dtype=dtype, policy=policy) for reward, folder in self.folders]
 
 
 def load_recipe_rewards(recipe: SampledRecipe, base: Path) -> NamedRewards:
@@ -267,11 +262,14 @@ def load_recipe_rewards(recipe: SampledRecipe, base: Path) -> NamedRewards:
     named = {index: reward.model_dump() for index, (reward, folder) in enumerate(found) if folder is None}
     functions = load_rewards(named, base, allow_unsafe_exec=recipe.allow_unsafe_exec)
     folders = {index: (reward, folder) for index, (reward, folder) in enumerate(found) if folder is not None}
+    for index, (reward, _) in folders.items():
+        with about(f"rewards[{index}]"):
+            check_model_reward(reward)
     names = [reward.name for reward in functions] + [reward.name or "reward_model" for reward, _ in folders.values()]
     double = next((name for name in names if names.count(name) > 1), None)
     if double is not None:
         raise RecipeError(f"two rewards are named {double!r}", key="rewards", hint="give one of them a name: …")
-    return NamedRewards(functions, folders)
+    return NamedRewards(functions, list(folders.values()))
 
 
 def check_reward_columns(rewards: Sequence[LoadedReward], prompts: Sequence[Prompt]) -> None:
