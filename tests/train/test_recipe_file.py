@@ -233,7 +233,7 @@ def test_what_is_found_wrong_later_in_a_stage_has_the_line_of_that_stage(recipe)
     line = max(number for number, row in enumerate(text.splitlines(), 1) if "train: rows.jsonl" in row)
     with pytest.raises(RecipeError) as caught, load_recipe(path).placing(("stages", "rl")):
         raise RecipeError("is wrong", key="data.train")
-    assert caught.value.place == f"{path}:{line}: data.train"
+    assert caught.value.place == f"{path}:{line}: stages.rl.data.train"
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_key_of_a_stage_that_is_left_out_has_the_line_of_the_stage(recipe):
     line = next(number for number, row in enumerate(text.splitlines(), 1) if row.strip() == "rl:")
     with pytest.raises(RecipeError) as caught, load_recipe(path).placing(("stages", "rl")):
         raise RecipeError("is wrong", key="batch.prompts")
-    assert caught.value.place == f"{path}:{line}: batch.prompts"
+    assert caught.value.place == f"{path}:{line}: stages.rl.batch.prompts"
 
 
 def test_a_resolved_recipe_without_lines_keeps_the_key():

@@ -169,12 +169,14 @@ class LoadedRecipe:
 
     @contextmanager
     def placing(self, part: KeyPath) -> Iterator[None]:
-        """An error in the block that is about a key of this part also says which line of which file that is."""
+        """An error in the block that is about a key of this part also says which part, and which line of which file that is."""
         try:
             yield
         except PostgradError as error:
-            if self.source is not None and error.key is not None:
-                error.line = self.source.where((*part, *re.findall(r"\w+", error.key)))  # `rewards[0].use` is rewards, 0, use
+            if error.key is not None:
+                key = re.findall(r"\w+", error.key)  # `rewards[0].use` is rewards, 0, use
+                error.line = self.source.where((*part, *key)) if self.source is not None else None
+                error.key = ".".join((*part, error.key))
             raise
 
 
